@@ -1,0 +1,1 @@
+"""The five actors, their messages, and the system that wires and supervises them."""

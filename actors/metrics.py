@@ -1,0 +1,142 @@
+"""Prometheus metrics of the engine, in one registry per engine.
+
+Actors report through the few methods here; names follow the field's (`spec_decode_…`), with the
+prefix `paceline:`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from .. import __version__
+from ..spec.params import MAX_DRAFT, Method
+from ..spec.plan import FinishReason, StepDone
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_PHASES = ("draft", "prepare", "forward", "sample", "finish")
+
+
+class Metrics:
+    """All counters, gauges and histograms, and the text they are scraped as."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"paceline:{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"paceline:{name}", text, labels, registry=registry)
+
+        def histogram(
+            name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
+        ) -> Histogram:
+            return Histogram(f"paceline:{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.build_info = gauge(
+            "build_info",
+            "1, labelled with what is served",
+            ("version", "model", "draft", "device", "dtype"),
+        )
+        self.running = gauge("num_requests_running", "Sequences that hold a slot")
+        self.waiting = gauge("num_requests_waiting", "Sequences that wait for a slot")
+        self.blocks = gauge("kv_blocks", "Blocks of the pool by state", ("state",))
+        self.usage = gauge("kv_cache_usage_perc", "Share of blocks that are not free, 0 to 1")
+        self.preemptions = counter("num_preemptions", "Sequences that gave way")
+        self.rejections = counter("admission_rejections", "Requests refused", ("reason",))
+        self.finished = counter(
+            "request_success", "Sequences ended, by finish reason", ("finished_reason",)
+        )
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended requests")
+        self.generation_tokens = counter("generation_tokens", "Tokens kept, of ended requests")
+        self.time_to_first_token = histogram(
+            "time_to_first_token_seconds", "Submit to first text", _SECONDS
+        )
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Gap between deltas of a request", _SECONDS
+        )
+        self.request_seconds = histogram(
+            "e2e_request_latency_seconds", "Submit to last event", _SECONDS
+        )
+        self.step_seconds = histogram("step_seconds", "Step time by phase", _SECONDS, ("phase",))
+        self.step_tokens = histogram("step_tokens", "Tokens sampled in a step", _TOKENS)
+        self.step_failures = counter("step_failures", "Steps that raised", ("kind",))
+        self.rebuilds = counter("engine_rebuilds", "Times the actors were rebuilt after a fault")
+        self.drafts = counter("spec_decode_num_drafts", "Rows with a draft", ("method",))
+        self.draft_tokens = counter(
+            "spec_decode_num_draft_tokens", "Draft tokens verified", ("method",)
+        )
+        self.accepted_tokens = counter(
+            "spec_decode_num_accepted_tokens", "Draft tokens accepted", ("method",)
+        )
+        self.draft_tokens_at = counter(
+            "spec_decode_num_draft_tokens_per_pos",
+            "Draft tokens verified, by place in the draft",
+            ("position",),
+        )
+        self.accepted_tokens_at = counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by place in the draft",
+            ("position",),
+        )
+        self._drafted_at = [self.draft_tokens_at.labels(str(i)) for i in range(MAX_DRAFT)]
+        self._accepted_at = [self.accepted_tokens_at.labels(str(i)) for i in range(MAX_DRAFT)]
+        self._phases = {phase: self.step_seconds.labels(phase) for phase in _PHASES}
+        self._preemptions_seen = 0
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition text and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def describe(self, *, model: str, draft: str | None, device: str, dtype: str) -> None:
+        """Label the build."""
+        self.build_info.labels(__version__, model, draft or "", device, dtype).set(1)
+
+    def observe_queues(
+        self, *, running: int, waiting: int, blocks: dict[str, int], preemptions: int
+    ) -> None:
+        """The scheduler's state after it has acted; `preemptions` counts from its start."""
+        self.running.set(running)
+        self.waiting.set(waiting)
+        for state, count in blocks.items():
+            if state != "total":
+                self.blocks.labels(state).set(count)
+        self.usage.set(1 - blocks["free"] / blocks["total"])
+        self.preemptions.inc(max(0, preemptions - self._preemptions_seen))
+        self._preemptions_seen = preemptions
+
+    def observe_step(self, done: StepDone) -> None:
+        for phase, child in self._phases.items():
+            child.observe(getattr(done.times, phase))
+        self.step_tokens.observe(sum(len(row.tokens) for row in done.rows))
+
+    def observe_draft(self, method: Method, drafted: int, accepted: int) -> None:
+        """One verified draft."""
+        self.drafts.labels(method).inc()
+        self.draft_tokens.labels(method).inc(drafted)
+        self.accepted_tokens.labels(method).inc(accepted)
+        for position in range(drafted):
+            self._drafted_at[position].inc()
+        for position in range(accepted):
+            self._accepted_at[position].inc()
+
+    def observe_failure(self, kind: str) -> None:
+        self.step_failures.labels(kind).inc()
+
+    def observe_request(
+        self,
+        *,
+        reasons: Sequence[FinishReason],
+        prompt_tokens: int,
+        completion_tokens: int,
+        seconds: float,
+    ) -> None:
+        for reason in reasons:
+            self.finished.labels(reason).inc()
+        self.prompt_tokens.inc(prompt_tokens)
+        self.generation_tokens.inc(completion_tokens)
+        self.request_seconds.observe(seconds)

@@ -1,0 +1,70 @@
+"""The sampler actor: owns the judge, and with it limits, ends, counts and draft lengths.
+
+Choosing and accepting tokens is device work inside the step; this actor judges the result. One
+message in and one verdict out per step, to the scheduler first, because the next plan waits
+for it.
+"""
+
+from __future__ import annotations
+
+from ..spec.judge import Judge
+from ..spec.pacing import Pace
+from ..spec.params import Method
+from ..spec.plan import StepDone, StepFailed
+from .actor import Actor, Address, Post
+from .messages import Admit, Message, SeqClosed, Verdict
+from .metrics import Metrics
+
+
+class Sampler(Actor):
+    """Messages in: Admit, StepDone, StepFailed, SeqClosed. Out: Verdict.
+
+    `ends` are the model's end tokens, which `ignore_eos` disables per request.
+    """
+
+    name: Address = "sampler"
+
+    def __init__(self, post: Post, ends: frozenset[int], metrics: Metrics) -> None:
+        super().__init__(post)
+        self._ends = ends
+        self._judge = Judge()
+        self._methods: dict[int, Method | None] = {}
+        self._metrics = metrics
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case StepDone():
+                self._judge_step(message)
+            case Admit():
+                self._open(message)
+            case SeqClosed():
+                self._judge.close(message.seq)
+                self._methods.pop(message.seq, None)
+            case StepFailed():
+                self._metrics.observe_failure(message.kind)
+                self._send(Verdict(message.step, failure=message))
+            case _:
+                raise TypeError(f"the sampler has no use for {type(message).__name__}")
+
+    def _open(self, admit: Admit) -> None:
+        params = admit.params
+        ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= self._ends
+        assert params.max_tokens is not None, "admission fills in max_tokens"
+        self._methods[admit.seq] = admit.method
+        pace = Pace(admit.k if admit.method else 0)
+        self._judge.open(admit.seq, ends=ends, max_tokens=params.max_tokens, pace=pace)
+
+    def _judge_step(self, done: StepDone) -> None:
+        verdicts = (self._judge.judge(row) for row in done.rows)
+        self._send(Verdict(done.step, tuple(v for v in verdicts if v is not None)))
+        self._metrics.observe_step(done)
+        for row in done.rows:
+            method = self._methods.get(row.seq)
+            if method is not None and row.drafted:
+                self._metrics.observe_draft(method, row.drafted, row.accepted)
+
+    def _send(self, verdict: Verdict) -> None:
+        self._post.send("scheduler", verdict)
+        self._post.send("streamer", verdict)

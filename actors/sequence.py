@@ -1,0 +1,94 @@
+"""A sequence as the scheduler sees it: counts, its lease, and its rows in the air."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..spec.params import Method, SamplingParams
+from ..spec.plan import Opening, Row, RowVerdict
+from .messages import Admit, SpeculationUsage, Usage
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One stream of tokens.
+
+    tokens: all known ones, prompt first. computed: how many have KV, by landed rows alone.
+    air: rows that have been launched and not judged, oldest first.
+    delivered: how many of the lease's blocks the pair has been told of; None until its slot is
+    opened there.
+    suspect: a step that held this sequence failed; it is tried alone until one succeeds.
+    """
+
+    seq: int
+    request: str
+    tokens: list[int]
+    prompt_tokens: int
+    params: SamplingParams
+    method: Method | None
+    next_draft: int = 0
+    computed: int = 0
+    delivered: int | None = None
+    suspect: bool = False
+    preemptions: int = 0
+    air: deque[Row] = field(default_factory=deque)
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @classmethod
+    def of(cls, admit: Admit) -> Sequence:
+        return cls(
+            seq=admit.seq,
+            request=admit.request,
+            tokens=list(admit.prompt),
+            prompt_tokens=len(admit.prompt),
+            params=admit.params,
+            method=admit.method,
+        )
+
+    @property
+    def unplanned(self) -> int:
+        """Known tokens left to compute once everything in the air has landed.
+
+        A row that samples leaves exactly one, however many draft tokens it will have accepted:
+        that is what makes planning ahead of its result possible.
+        """
+        if self.air and self.air[-1].sample:
+            return 1
+        return len(self.tokens) - self.computed - sum(row.count for row in self.air)
+
+    @property
+    def ceiling(self) -> int:
+        """Positions that have KV once everything in the air has landed, at most."""
+        return self.computed + sum(row.count + row.draft for row in self.air)
+
+    def opening(self, slot: int) -> Opening:
+        return Opening(self.seq, slot, tuple(self.tokens), self.params, self.method)
+
+    def land(self, verdict: RowVerdict) -> None:
+        """Take the result of the oldest row in the air."""
+        row = self.air.popleft()
+        self.computed += row.count + verdict.accepted
+        self.tokens.extend(verdict.tokens)
+        self.suspect = False
+        if row.sample:
+            self.next_draft = verdict.next_draft
+            self.steps += 1
+            self.drafted += verdict.drafted
+            self.accepted += verdict.accepted
+
+    def preempt(self) -> None:
+        """Back to nothing computed; every token stays known."""
+        assert not self.air, "a sequence in the air cannot be preempted"
+        self.computed = 0
+        self.delivered = None
+        self.preemptions += 1
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=len(self.tokens) - self.prompt_tokens,
+            speculation=SpeculationUsage(self.method, self.steps, self.drafted, self.accepted),
+        )

@@ -1,0 +1,172 @@
+"""The supervisor: starts the five actors, watches them, and rebuilds them after a fault.
+
+Blast radii. A step that raises ends at most the sequence at fault (the planner sees to it). An
+actor's bug ends every open request with an error, once; the actors and the ledger are built anew
+and the server goes on. A lost device, or an actor that fails again and again, ends the process
+with an exit code of its own. A crash is never a hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+
+from ..kv.ledger import Ledger
+from ..spec.plan import FailureKind, Pair
+from .actor import Actor, Post
+from .admission import Admission, AdmissionLimits, Encoder
+from .engine import Engine, ServingInfo
+from .executor import DeviceLost, Executor
+from .metrics import Metrics
+from .outbox import Outboxes
+from .planner import Limits, Planner
+from .sampler import Sampler
+from .scheduler import Scheduler
+from .streamer import Streamer
+from .text import Decode
+
+log = structlog.get_logger("paceline.supervisor")
+
+EXIT_GAVE_UP = 70
+EXIT_DEVICE = 71
+REBUILDS_PER_MINUTE = 5
+CANCEL_SECONDS = 5.0  # more than any step takes
+
+
+@dataclass(slots=True, frozen=True)
+class Parts:
+    """What the actors are built around. The two threads are already running.
+
+    launch: the only thread that touches `pair`. text: the only one that touches `encoder`.
+    decode and piece belong to the event loop's thread.
+    """
+
+    info: ServingInfo
+    pair: Pair
+    classify: Callable[[BaseException], FailureKind]
+    launch: ThreadPoolExecutor
+    text: ThreadPoolExecutor
+    encoder: Encoder
+    decode: Decode
+    piece: Callable[[int], str]
+    ends: frozenset[int]
+    limits: Limits
+    admission: AdmissionLimits
+
+
+class Supervisor:
+    """Runs the actors around `parts`; `engine` stays the same through rebuilds.
+
+    `failed` resolves with an exit code when the process should end.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._post = Post()
+        self._metrics = Metrics()
+        self._outboxes = Outboxes(self._metrics)
+        info = parts.info
+        self.engine = Engine(info, self._post, self._outboxes, self._metrics, parts.piece)
+        self.failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._executor: Executor
+        self._recovery: asyncio.Task[None] | None = None
+        self._rebuilds: deque[float] = deque()
+        self._metrics.describe(
+            model=info.model, draft=info.draft, device=info.device, dtype=info.dtype
+        )
+
+    def start(self) -> None:
+        self._build()
+        self.engine.state = "ready"
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Take no more requests, let the open ones finish for a while, cancel the rest."""
+        if self.engine.state == "ready":
+            self.engine.state = "draining"
+            if not await self._drained_within(drain_seconds):
+                self.engine.abandon_all("shutdown")
+                await self._drained_within(CANCEL_SECONDS)
+        self.engine.state = "down"
+        if self._recovery is not None:
+            await asyncio.wait([self._recovery])
+        await self._tear_down()
+        self._outboxes.fail_all("the server is shutting down")
+
+    # --- building ----------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        parts, post, metrics = self._parts, self._post, self._metrics
+        info = parts.info
+        ledger = Ledger(info.blocks, info.block_size, info.max_num_seqs)
+        self._executor = Executor(post, parts.pair, parts.launch, parts.classify)
+        actors: list[Actor] = [
+            Admission(post, parts.encoder, parts.text, parts.admission),
+            Scheduler(post, Planner(ledger, parts.limits), metrics),
+            self._executor,
+            Sampler(post, parts.ends, metrics),
+            Streamer(post, parts.decode, self._outboxes),
+        ]
+        for actor in actors:
+            post.register(actor.name, actor)
+        self._tasks = [asyncio.create_task(a.run(), name=f"paceline-{a.name}") for a in actors]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+
+    async def _tear_down(self) -> None:
+        """End the actors and wait until the launch thread is idle."""
+        self._executor.stop()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wrap_future(self._parts.launch.submit(self._parts.pair.reset))
+
+    # --- faults ------------------------------------------------------------------------------
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task not in self._tasks or self._recovery is not None:
+            return
+        error = task.exception()
+        assert error is not None, "an actor never returns"
+        log.error("an actor failed", actor=task.get_name(), exc_info=error)
+        self._recovery = asyncio.create_task(self._recover(error))
+
+    async def _recover(self, error: BaseException) -> None:
+        """End the open requests with an error, then rebuild, or give up."""
+        if self.engine.state == "ready":
+            self.engine.state = "loading"
+        code = EXIT_DEVICE if isinstance(error, DeviceLost) else self._may_rebuild()
+        self._outboxes.fail_all("the engine failed and the request was lost")
+        self.engine.fail_questions()
+        if code is not None:
+            self.engine.state = "down"
+            if not self.failed.done():
+                self.failed.set_result(code)
+            return
+        await self._tear_down()
+        self._metrics.rebuilds.inc()
+        self._build()
+        self._recovery = None
+        if self.engine.state == "loading":
+            self.engine.state = "ready"
+
+    def _may_rebuild(self) -> int | None:
+        now = time.monotonic()
+        self._rebuilds.append(now)
+        while self._rebuilds and now - self._rebuilds[0] > 60:
+            self._rebuilds.popleft()
+        return EXIT_GAVE_UP if len(self._rebuilds) > REBUILDS_PER_MINUTE else None
+
+    async def _drained_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self.engine.drained(), seconds)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""The edge: OpenAI-compatible HTTP, server-sent events, WebSocket, metrics."""

@@ -1,0 +1,1 @@
+"""Stateless device functions: each file holds the torch reference that specifies it."""

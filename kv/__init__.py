@@ -1,0 +1,1 @@
+"""KV memory: the block pool, the ledger of leases, capacity arithmetic, and the storage."""

@@ -1,0 +1,1 @@
+"""Decoder-only language models over paged KV, their weights and their tokenizers."""

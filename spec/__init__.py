@@ -1,0 +1,1 @@
+"""Speculation: parameters, drafters, verification, and the model pair that runs a step."""

@@ -1,0 +1,23 @@
+"""How far to draft: the sampler asks after every row, the scheduler plans with the answer.
+
+Pure. A fixed length for now; this is the place of a controller that weighs what a draft token
+costs against what it is likely to bring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class Pace:
+    """One sequence's draft length: `k` tokens a step, 0 for a sequence that is never drafted."""
+
+    k: int
+
+    def next_draft(self, remaining: int) -> int:
+        """Draft tokens for the next row when `remaining` tokens may still be kept.
+
+        A row yields one token beside its accepted drafts, so drafting the last one is waste.
+        """
+        return max(0, min(self.k, remaining - 1))

@@ -1,0 +1,111 @@
+"""What a client may ask of sampling and speculation, and the checks that guard it.
+
+Pure: neither torch nor asyncio. Built at the edge, carried in messages, read by every actor.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Mode = Literal["auto", "off", "force"]
+Method = Literal["ngram", "draft"]
+
+MAX_DRAFT = 16
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+SEED_MAX = 2**63 - 1
+
+
+class InputError(ValueError):
+    """A client's mistake: an HTTP status, the field it is in, and a sentence.
+
+    `param` is the field's path as the client wrote it (`speculation.k`), or None when no single
+    field is at fault. `code` is the machine-readable reason of OpenAI's error shape.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+
+
+class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a request wants to be drafted. None means the server's default.
+
+    mode: `auto` lets the server decide, `off` never drafts, `force` drafts whenever it can.
+    k: draft tokens per step at most.
+    """
+
+    mode: Mode = "auto"
+    method: Method | None = None
+    k: int | None = None
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """One sequence's parameters, complete: no None that a later stage must interpret but these:
+    `max_tokens` (None: as many as fit) and `logprobs` (None: none wanted) until admission, and
+    `seed` (None: admission draws one).
+
+    `logprobs` counts the alternatives to report beside the chosen token (0 reports only it).
+    `stop_token_ids` end the text like the model's own end tokens, which `ignore_eos` disables.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    speculation: Speculation = Speculation()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the choice is the plain argmax: temperature 0, or a single candidate."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+
+def check(params: SamplingParams) -> None:
+    """Raise InputError naming the first field that is out of range."""
+
+    def need(ok: bool, param: str, rule: str, value: object) -> None:
+        if not ok:
+            raise InputError(f"{param} must be {rule}, got {value!r}", param=param)
+
+    p, s = params, params.speculation
+    need(0.0 <= p.temperature <= 2.0, "temperature", "between 0 and 2", p.temperature)
+    need(p.top_k >= -1, "top_k", "at least 1, or 0 or -1 for no limit", p.top_k)
+    need(0.0 < p.top_p <= 1.0, "top_p", "above 0 and at most 1", p.top_p)
+    need(0.0 <= p.min_p <= 1.0, "min_p", "between 0 and 1", p.min_p)
+    need(p.seed is None or 0 <= p.seed <= SEED_MAX, "seed", "between 0 and 2^63-1", p.seed)
+    need(p.max_tokens is None or p.max_tokens >= 1, "max_tokens", "at least 1", p.max_tokens)
+    need(len(p.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(p.stop))
+    need(all(p.stop), "stop", "free of empty strings", list(p.stop))
+    need(
+        p.logprobs is None or 0 <= p.logprobs <= MAX_LOGPROBS,
+        "logprobs",
+        f"between 0 and {MAX_LOGPROBS}",
+        p.logprobs,
+    )
+    need(
+        s.k is None or 1 <= s.k <= MAX_DRAFT,
+        "speculation.k",
+        f"between 1 and {MAX_DRAFT}",
+        s.k,
+    )

@@ -1,0 +1,145 @@
+"""What a step computes, and what came of it: the words between planner, pair and judge.
+
+Pure msgspec structs. Counts travel down in a StepPlan, token values come back in a
+StepDone, and the judge turns each row of it into a RowVerdict.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from .params import Method, SamplingParams
+
+FailureKind = Literal["step", "memory", "device"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """A slot given to a sequence: all its known tokens (prompt and, after a preemption, output).
+
+    Processors and drafts start from these; KV for none of them exists yet.
+    """
+
+    seq: int
+    slot: int
+    tokens: tuple[int, ...]
+    params: SamplingParams
+    method: Method | None = None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One sequence's share of a step.
+
+    count: known tokens whose KV is computed in this step, starting where the last row ended.
+    draft: draft tokens to verify behind them, at most; only where `sample` is true.
+    sample: whether `count` reaches the last known token, so that new tokens come of this row.
+    blocks: block ids appended to the sequence's table, enough for `count + draft` more tokens.
+    """
+
+    seq: int
+    slot: int
+    count: int
+    draft: int
+    sample: bool
+    blocks: tuple[int, ...] = ()
+
+
+class StepPlan(msgspec.Struct, frozen=True, tag=True):
+    """A step: slots opened first, then all rows in one forward. `step` ids only grow."""
+
+    step: int
+    rows: tuple[Row, ...]
+    openings: tuple[Opening, ...] = ()
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log probabilities (natural, of the raw logits) of one token and of the likeliest others."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class RowDone(msgspec.Struct, frozen=True):
+    """What came of a row: `tokens` are the accepted draft tokens and then one more.
+
+    tokens is empty for a row that did not sample. `drafted` counts the draft tokens that were
+    verified, `accepted` those that held. `error` says why this row alone has no result
+    (for example logits that are not finite); its sequence is to be ended.
+    """
+
+    seq: int
+    tokens: tuple[int, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+class RowVerdict(msgspec.Struct, frozen=True):
+    """tokens: those kept, without the end token. `finish` is set when the sequence ends here.
+
+    next_draft: how many draft tokens the next row of this sequence should carry.
+    """
+
+    seq: int
+    tokens: tuple[int, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
+    finish: FinishReason | None = None
+    next_draft: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """Seconds of a step in the launch thread, by phase."""
+
+    draft: float = 0.0
+    prepare: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    finish: float = 0.0
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """A landed step, rows in the order of its plan."""
+
+    step: int
+    rows: tuple[RowDone, ...]
+    times: StepTimes = StepTimes()
+
+
+class StepFailed(msgspec.Struct, frozen=True, tag=True):
+    """A step that raised: none of its rows advanced.
+
+    kind: `step` may be one row's fault, `memory` passes with fewer rows, `device` is the end.
+    """
+
+    step: int
+    error: str
+    kind: FailureKind = "step"
+
+
+class Flight(Protocol):
+    """A launched step."""
+
+    def land(self) -> StepDone:
+        """Wait for the device and return the result. Called once, in the launch thread."""
+        ...
+
+
+class Pair(Protocol):
+    """Target and draft behind one face. Every method runs in the launch thread.
+
+    An opening replaces whatever its slot held before. A call that raises leaves every slot as it
+    was before the call: counts only move when a step lands.
+    """
+
+    def launch(self, plan: StepPlan) -> Flight: ...
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        ...

@@ -1,0 +1,234 @@
+"""The planner against a scripted pair: random arrivals, cancels, pools and flights."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paceline.actors.messages import Admit, Verdict
+from paceline.actors.planner import Limits, Planner
+from paceline.actors.sequence import Sequence
+from paceline.kv.ledger import Ledger
+from paceline.spec.judge import Judge
+from paceline.spec.pacing import Pace
+from paceline.spec.params import SamplingParams
+from paceline.spec.plan import StepFailed, StepPlan
+from support.scripted import END, ScriptedPair, expected
+
+ENDS = frozenset({END})
+
+
+class Harness:
+    """Planner, judge and scripted pair, driven step by step with a queue of flights."""
+
+    def __init__(self, blocks: int, block_size: int, slots: int, limits: Limits, **pair: object):
+        self.ledger = Ledger(blocks, block_size, slots)
+        self.planner = Planner(self.ledger, limits)
+        self.pair = ScriptedPair(block_size, **pair)
+        self.judge = Judge()
+        self.air: deque[tuple[StepPlan, Verdict]] = deque()
+        self.answers: dict[int, list[int]] = {}
+        self.reasons: dict[int, str] = {}
+        self.errors: dict[int, str | None] = {}
+
+    def add(self, seq: int, prompt: list[int], seed: int, max_tokens: int, k: int) -> None:
+        params = SamplingParams(seed=seed, max_tokens=max_tokens)
+        admit = Admit(seq, f"r{seq}", 0, tuple(prompt), params, "ngram" if k else None, k)
+        self.judge.open(seq, ends=ENDS, max_tokens=max_tokens, pace=Pace(k))
+        self.planner.add(Sequence.of(admit))
+
+    def cancel(self, seq: int) -> None:
+        closed = self.planner.close(seq, "cancelled")
+        self.judge.close(seq)
+        if closed:
+            self._note([closed])
+
+    def launch(self) -> bool:
+        plan = self.planner.plan()
+        if plan is None:
+            return False
+        assert sum(r.count + r.draft for r in plan.rows) <= self.planner.limits.step_tokens
+        try:
+            done = self.pair.launch(plan).land()
+        except AssertionError:
+            raise
+        except Exception as error:
+            kind = "memory" if isinstance(error, MemoryError) else "step"
+            verdict = Verdict(plan.step, failure=StepFailed(plan.step, str(error), kind))
+        else:
+            rows = (self.judge.judge(row) for row in done.rows)
+            verdict = Verdict(plan.step, tuple(r for r in rows if r is not None))
+        self.air.append((plan, verdict))
+        return True
+
+    def land(self) -> None:
+        _, verdict = self.air.popleft()
+        self._note(self.planner.land(verdict))
+        assert self.ledger.check() == []
+
+    def _note(self, closed_list) -> None:
+        for closed in closed_list:
+            seq = closed.sequence
+            assert seq.seq not in self.reasons, "a sequence closed twice"
+            self.answers[seq.seq] = seq.tokens[seq.prompt_tokens :]
+            self.reasons[seq.seq] = closed.reason
+            self.errors[seq.seq] = closed.error
+
+    def drain(self, steps: int = 5000) -> None:
+        for _ in range(steps):
+            while self.launch():
+                pass
+            if not self.air:
+                return
+            self.land()
+        raise AssertionError("the schedule does not come to an end")
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(1, 40),  # prompt
+        st.integers(1, 30),  # max_tokens
+        st.integers(0, 6),  # k
+        st.integers(0, 25),  # arrival
+        st.one_of(st.none(), st.integers(0, 40)),  # cancel this long after the arrival
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    arrivals,
+    st.integers(9, 40),
+    st.sampled_from([4, 8]),
+    st.integers(1, 5),
+    st.integers(10, 64),
+    st.integers(1, 3),
+    st.integers(0, 2**20),
+)
+def test_any_schedule_gives_the_same_tokens_and_returns_every_block(
+    requests, blocks, block_size, slots, step_tokens, flights, salt
+):
+    limits = Limits(max(step_tokens, 2 * slots), length=blocks * block_size, flights=flights)
+    h = Harness(blocks, block_size, slots, limits)
+    rng = random.Random(salt)
+    capacity = blocks * block_size
+    plan = {}
+    for seq, (prompt_len, max_tokens, k, arrival, cancel) in enumerate(requests):
+        prompt_len = min(prompt_len, capacity - 2)
+        max_tokens = min(max_tokens, capacity - prompt_len)
+        prompt = [rng.randrange(4, 97) for _ in range(prompt_len)]
+        plan[seq] = (prompt, rng.randrange(2**20), max_tokens, k, arrival, cancel)
+    for tick in range(90):
+        for seq, (prompt, seed, max_tokens, k, arrival, cancel) in plan.items():
+            if tick == arrival:
+                h.add(seq, prompt, seed, max_tokens, k)
+            if cancel is not None and tick == arrival + cancel:
+                h.cancel(seq)
+        while h.launch():
+            pass
+        if h.air and rng.random() < 0.9:
+            h.land()
+    h.drain()
+    assert h.planner.idle
+    counts = h.ledger.counts()
+    assert counts["free"] == counts["total"]
+    for seq, (prompt, seed, max_tokens, *_rest) in plan.items():
+        want = expected(prompt, seed, max_tokens, ENDS)
+        if h.reasons[seq] == "cancelled":
+            assert h.answers[seq] == want[: len(h.answers[seq])]
+        else:
+            assert h.answers[seq] == want
+            assert h.reasons[seq] == ("length" if len(want) == max_tokens else "stop")
+
+
+def test_a_pool_with_room_for_two_of_four_finishes_all_four():
+    h = Harness(blocks=10, block_size=4, slots=4, limits=Limits(32, 40))
+    for seq in range(4):
+        h.add(seq, [10 + seq] * 9, seed=seq + 50, max_tokens=10, k=2)
+    h.drain()
+    for seq in range(4):
+        assert h.answers[seq] == expected([10 + seq] * 9, seq + 50, 10, ENDS)
+
+
+def test_the_newest_gives_way_and_the_oldest_never_does():
+    h = Harness(blocks=8, block_size=4, slots=4, limits=Limits(64, 32))
+    sequences = []
+    for seq in range(3):
+        h.add(seq, [5 + seq] * 8, seed=11 * seq + 5, max_tokens=20, k=0)
+        sequences.append(h.planner.waiting[-1])
+    h.drain()
+    assert h.planner.preemptions > 0
+    assert sequences[0].preemptions == 0
+
+
+def test_running_streams_advance_every_step_while_a_long_prompt_is_chunked():
+    h = Harness(blocks=200, block_size=4, slots=4, limits=Limits(16, 800))
+    h.add(0, [9, 9], seed=2, max_tokens=40, k=3)
+    h.launch()
+    h.land()
+    h.add(1, [8] * 200, seed=3, max_tokens=4, k=0)
+    while h.planner.running and h.planner.running[0].seq == 0:
+        assert h.launch()
+        plan, _ = h.air[-1]
+        assert 0 in {row.seq for row in plan.rows}
+        h.land()
+    chunks = [row.count for plan in h.pair.steps for row in plan.rows if row.seq == 1]
+    assert len(chunks) > 3
+    assert max(chunks) <= 16
+
+
+def test_every_decoding_row_gets_its_token_before_anyone_drafts():
+    h = Harness(blocks=200, block_size=4, slots=8, limits=Limits(16, 800))
+    for seq in range(8):
+        h.add(seq, [seq + 4], seed=seq * 3 + 1, max_tokens=12, k=6)
+    h.drain()
+    full = [plan for plan in h.pair.steps if len(plan.rows) == 8]
+    assert full, "all eight never ran together"
+
+
+@pytest.mark.parametrize("flights", [1, 2, 3])
+def test_a_row_that_always_fails_ends_alone(flights):
+    def fault(plan: StepPlan) -> None:
+        if any(row.seq == 1 for row in plan.rows):
+            raise ValueError("row 1 is bad")
+
+    h = Harness(60, 4, 4, Limits(64, 100, flights), fault=fault)
+    for seq in range(3):
+        h.add(seq, [7 + seq] * 5, seed=seq + 21, max_tokens=12, k=2)
+    h.drain()
+    assert h.reasons[1] == "error"
+    assert "row 1 is bad" in (h.errors[1] or "")
+    for seq in (0, 2):
+        assert h.answers[seq] == expected([7 + seq] * 5, seq + 21, 12, ENDS)
+    assert h.ledger.counts()["free"] == 60
+
+
+def test_out_of_memory_runs_fewer_rows_and_loses_none():
+    def fault(plan: StepPlan) -> None:
+        if len(plan.rows) > 2:
+            raise MemoryError("out of memory")
+
+    h = Harness(90, 4, 5, Limits(64, 100), fault=fault)
+    for seq in range(5):
+        h.add(seq, [7 + seq] * 5, seed=seq + 21, max_tokens=12, k=2)
+    h.drain()
+    for seq in range(5):
+        assert h.answers[seq] == expected([7 + seq] * 5, seq + 21, 12, ENDS)
+
+
+def test_a_cancelled_sequence_in_the_air_is_fenced_until_its_step_lands():
+    h = Harness(20, 4, 2, Limits(64, 80))
+    h.add(0, [9] * 6, seed=1, max_tokens=10, k=0)
+    h.launch()
+    h.cancel(0)
+    assert h.ledger.counts()["fenced"] > 0
+    assert h.ledger.counts()["free"] < 20
+    h.land()
+    assert h.ledger.counts()["free"] == 20
+    h.cancel(0)
+    assert list(h.reasons) == [0]

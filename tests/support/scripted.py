@@ -1,0 +1,110 @@
+"""A pair without a model: tokens are arithmetic, so any schedule must give the same text.
+
+It keeps the books a real pair keeps and asserts what a real pair relies on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.spec.plan import Opening, Row, RowDone, StepDone, StepPlan, StepTimes
+
+VOCAB = 97
+END = 3
+
+
+def next_token(seed: int, index: int, previous: int) -> int:
+    """The token at `index` of a sequence, given its seed and the token before."""
+    mixed = (seed * 1_000_003 + index * 8_191 + previous * 131_071 + 12_345) & 0xFFFFFFFF
+    mixed = (mixed ^ (mixed >> 13)) * 0x5BD1E995 & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) % VOCAB
+
+
+def expected(prompt: list[int], seed: int, max_tokens: int, ends: frozenset[int]) -> list[int]:
+    """What a sequence must answer: up to an end token (left out) or `max_tokens`."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens:
+        token = next_token(seed, len(tokens), tokens[-1])
+        if token in ends:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class _Slot:
+    opening: Opening
+    tokens: list[int]
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Landed:
+    done: StepDone
+
+    def land(self) -> StepDone:
+        return self.done
+
+
+class ScriptedPair:
+    """Implements `spec.plan.Pair`. `fault(plan)` may raise; `delay` seconds are slept a step."""
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        fault: Callable[[StepPlan], None] = lambda plan: None,
+        delay: float = 0.0,
+    ) -> None:
+        self.block_size = block_size
+        self.fault = fault
+        self.delay = delay
+        self.slots: dict[int, _Slot] = {}
+        self.steps: list[StepPlan] = []
+        self.resets = 0
+
+    def launch(self, plan: StepPlan) -> _Landed:
+        self.steps.append(plan)
+        for opening in plan.openings:
+            self.slots[opening.slot] = _Slot(opening, list(opening.tokens))
+        for row in plan.rows:
+            self.slots[row.slot].blocks.extend(row.blocks)
+        time.sleep(self.delay)
+        self.fault(plan)
+        self._no_block_twice(plan)
+        results = [self._compute(row) for row in plan.rows]
+        for row, result in zip(plan.rows, results, strict=True):
+            slot = self.slots[row.slot]
+            slot.computed += row.count + result.accepted
+            slot.tokens.extend(result.tokens)
+        return _Landed(StepDone(plan.step, tuple(results), StepTimes(forward=self.delay)))
+
+    def reset(self) -> None:
+        self.slots.clear()
+        self.resets += 1
+
+    def _no_block_twice(self, plan: StepPlan) -> None:
+        owned = [block for row in plan.rows for block in self.slots[row.slot].blocks]
+        assert len(owned) == len(set(owned)), "a block belongs to two sequences of one step"
+
+    def _compute(self, row: Row) -> RowDone:
+        slot = self.slots[row.slot]
+        assert slot.opening.seq == row.seq, "the slot holds another sequence"
+        reach = slot.computed + row.count
+        assert reach <= len(slot.tokens), "a row runs past the known tokens"
+        assert row.sample == (reach == len(slot.tokens)), "sample does not match the counts"
+        assert len(slot.blocks) * self.block_size >= reach + row.draft, "too few blocks"
+        if not row.sample:
+            assert row.draft == 0
+            return RowDone(row.seq)
+        seed = slot.opening.params.seed or 0
+        accepted = (seed + len(slot.tokens) * 7) % (row.draft + 1)
+        tokens = list(slot.tokens)
+        for _ in range(accepted + 1):
+            tokens.append(next_token(seed, len(tokens), tokens[-1]))
+        return RowDone(
+            row.seq, tuple(tokens[len(slot.tokens) :]), drafted=row.draft, accepted=accepted
+        )
