@@ -1,0 +1,145 @@
+"""Capacity arithmetic: bytes of KV a token costs, blocks a budget buys, memory there is to spend.
+
+Pure but for `read_available_memory`. Called by the composition root, which sizes the pool, and by
+the `plan` command. All amounts are bytes and all errors are ValueErrors with a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
+    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
+
+# cgroup v1 writes "no limit" as the largest page-aligned 63-bit number.
+_UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a model keeps of one token: a key and a value for each layer and KV head."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    element_bytes: int = 2
+
+    @property
+    def bytes_per_token(self) -> int:
+        """2 (key and value) · layers · KV heads · head size · bytes of an element."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
+
+
+def bytes_per_token(target: KvShape, draft: KvShape | None = None) -> int:
+    """Bytes of one token in both models: they share block ids, so each token is kept by both."""
+    return target.bytes_per_token + (draft.bytes_per_token if draft else 0)
+
+
+def pool_blocks(budget: int, block_size: int, target: KvShape, draft: KvShape | None = None) -> int:
+    """Blocks of `block_size` tokens for both models that `budget` bytes buy."""
+    return max(0, budget) // (block_size * bytes_per_token(target, draft))
+
+
+def concurrency(blocks: int, block_size: int, length: int) -> float:
+    """How many sequences of `length` tokens the pool holds at once.
+
+    Whole sequences are its floor. The fraction is the share of one more that would fit.
+    """
+    return blocks / -(-length // block_size)
+
+
+def cpu_budget(available: int, wanted_tokens: int, token_bytes: int) -> int:
+    """Bytes for `wanted_tokens` tokens, but at most half of the memory that is available.
+
+    The other half is for activations, for the machine's other work, and for being wrong.
+    """
+    return min(wanted_tokens * token_bytes, available // 2)
+
+
+def gpu_budget(total: int, utilization: float, weights: int, activations: int) -> int:
+    """What is left of the share `utilization` (0 to 1) of a device after weights and activations.
+
+    0 if nothing is left.
+    """
+    if not 0.0 < utilization <= 1.0:
+        raise ValueError(f"memory utilization must be above 0 and at most 1, got {utilization}")
+    return max(0, int(total * utilization) - weights - activations)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `2GiB`, `1.5 gb`, `512M` or `1024`: 1024-based with an i, else 1000-based."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.ASCII | re.IGNORECASE)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is not an amount of memory: write it like 2GiB, 500MB or 1024")
+    return int(Fraction(match[1]) * unit)
+
+
+def meminfo_available(meminfo: str) -> int:
+    """Memory that new work can have without swapping, by the text of /proc/meminfo."""
+    match = re.search(r"^MemAvailable:\s*(\d+) kB$", meminfo, re.MULTILINE)
+    if match is None:
+        raise ValueError("the kernel's meminfo has no MemAvailable line")
+    return int(match[1]) * 1024
+
+
+def cgroup_available(limit: str, usage: str, stat: str = "") -> int | None:
+    """Memory that a control group has left, by the texts of its files; None without a limit.
+
+    File cache that is not in active use counts as usage and is given back under pressure, so it
+    is added again. Version 1 names it `total_inactive_file`, version 2 `inactive_file`.
+    """
+    if limit.strip() == "max" or int(limit) >= _UNLIMITED:
+        return None
+    amounts = dict(re.findall(r"^(\w+) (\d+)$", stat, re.MULTILINE))
+    cache = int(amounts.get("total_inactive_file") or amounts.get("inactive_file") or 0)
+    return max(0, int(limit) - max(0, int(usage) - cache))
+
+
+def cgroup_folders(membership: str, root: Path) -> Iterator[tuple[Path, str, str]]:
+    """Where a process's memory may be limited: (folder, limit file, usage file) of each level.
+
+    membership: text of /proc/self/cgroup. Every ancestor can limit, so each path is followed up
+    to its mount. Inside a container the path may not exist below the mount; its top then does.
+    """
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount, limit, usage = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            mount = root / "memory"
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        folder = mount / path.lstrip("/")
+        for level in [folder, *folder.parents]:
+            yield level, limit, usage
+            if level == mount:
+                break
+
+
+def read_available_memory(root: Path = Path("/")) -> int:
+    """Bytes this process can still have: the least of the machine's and its control groups'.
+
+    Raises OSError where there is no /proc: there a budget must be given by hand.
+    """
+    amounts = [meminfo_available((root / "proc/meminfo").read_text())]
+    membership = root / "proc/self/cgroup"
+    lines = membership.read_text() if membership.exists() else ""
+    for folder, limit, usage in cgroup_folders(lines, root / "sys/fs/cgroup"):
+        if (folder / limit).exists() and (folder / usage).exists():
+            stat = folder / "memory.stat"
+            left = cgroup_available(
+                (folder / limit).read_text(),
+                (folder / usage).read_text(),
+                stat.read_text() if stat.exists() else "",
+            )
+            if left is not None:
+                amounts.append(left)
+    return min(amounts)

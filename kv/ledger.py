@@ -1,0 +1,130 @@
+"""The ledger: who owns which blocks and slots, and when what was released may be used again.
+
+Owned and called by the scheduler alone. It counts and never touches a tensor: one block id stands
+for `block_size` tokens of target *and* draft KV, so one release returns both.
+"""
+
+from __future__ import annotations
+
+from .audit import audit
+from .blocks import BlockPool, BlockState
+from .lease import Fence, Lease
+
+__all__ = ["Fence", "Lease", "Ledger"]
+
+
+class Ledger:
+    """Leases over `total_blocks` blocks of `block_size` tokens and over `slots` slots.
+
+    Life of a lease: `open` takes a slot, `grow` adds blocks, `release` ends it. Released blocks
+    and slot are reusable when the last step that had a row of the sequence has landed: at once,
+    or after a fence. A sequence may be opened again (after a preemption) while its earlier lease
+    still waits behind one. Misuse is an assertion.
+    """
+
+    __slots__ = ("_free_slots", "block_size", "fences", "landed", "leases", "pool", "slots")
+
+    def __init__(self, total_blocks: int, block_size: int, slots: int) -> None:
+        assert block_size > 0, f"a block cannot hold {block_size} tokens"
+        assert slots >= 0, f"there cannot be {slots} slots"
+        self.pool = BlockPool(total_blocks)
+        self.block_size = block_size
+        self.slots = slots
+        self.leases: dict[int, Lease] = {}
+        self.fences: list[Fence] = []
+        self.landed = -1
+        self._free_slots = list(range(slots - 1, -1, -1))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that `grow` can hand out now."""
+        return len(self.pool.free_list)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that `open` can hand out now."""
+        return len(self._free_slots)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens of one sequence."""
+        return -(-tokens // self.block_size)
+
+    def lease(self, seq: int) -> Lease:
+        """The open lease of `seq`, which must have one."""
+        lease = self.leases.get(seq)
+        assert lease is not None, f"sequence {seq} has no open lease"
+        return lease
+
+    def open(self, seq: int) -> Lease | None:
+        """Give `seq` a slot and no blocks yet; None when no slot is free."""
+        assert seq not in self.leases, f"sequence {seq} is open already"
+        if not self._free_slots:
+            return None
+        lease = self.leases[seq] = Lease(seq, self._free_slots.pop())
+        return lease
+
+    def grow(self, seq: int, tokens: int) -> tuple[int, ...] | None:
+        """Extend the block table of `seq` so that `tokens` tokens fit in all.
+
+        Returns the blocks appended (none if they fit already), or None with nothing changed if
+        the pool lacks them: it never succeeds in part.
+        """
+        lease = self.lease(seq)
+        missing = self.blocks_for(tokens) - len(lease.blocks)
+        if missing <= 0:
+            return ()
+        added = self.pool.take(missing)
+        if added is not None:
+            lease.blocks.extend(added)
+        return added
+
+    def release(self, seq: int, fence: int | None) -> None:
+        """End the lease of `seq`, whose last row was in step `fence` (None: it had no row).
+
+        If that step has landed, blocks and slot are free at once; else when it lands.
+        """
+        lease = self.lease(seq)
+        del self.leases[seq]
+        if fence is None or fence <= self.landed:
+            self._return(lease, BlockState.HELD)
+        else:
+            self.pool.fence(lease.blocks)
+            self.fences.append(Fence(fence, lease))
+
+    def land(self, step: int) -> None:
+        """Step `step` and all before it have landed: free what waited for them, oldest first."""
+        assert step > self.landed, f"step {step} landed after step {self.landed}"
+        self.landed = step
+        waiting: list[Fence] = []
+        for fence in self.fences:
+            if fence.step > step:
+                waiting.append(fence)
+            else:
+                self._return(fence.lease, BlockState.FENCED)
+        self.fences = waiting
+
+    def counts(self) -> dict[str, int]:
+        """Blocks by state: free + cached + held + fenced = total."""
+        tally = self.pool.tally
+        return {
+            "total": self.pool.total,
+            "free": tally[BlockState.FREE],
+            "cached": tally[BlockState.CACHED],
+            "held": tally[BlockState.HELD],
+            "fenced": tally[BlockState.FENCED],
+        }
+
+    def check(self) -> list[str]:
+        """Re-derive every state from leases and fences: a sentence per discrepancy, [] if sound."""
+        return audit(
+            self.pool,
+            leases=self.leases,
+            fences=self.fences,
+            landed=self.landed,
+            free_slots=self._free_slots,
+            slots=self.slots,
+        )
+
+    def _return(self, lease: Lease, state: BlockState) -> None:
+        self.pool.free(lease.blocks, state)
+        self._free_slots.append(lease.slot)

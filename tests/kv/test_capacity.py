@@ -1,0 +1,182 @@
+"""Capacity arithmetic against published numbers, exact enumeration, and made-up machines."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.kv.capacity import (
+    KvShape,
+    bytes_per_token,
+    cgroup_available,
+    concurrency,
+    cpu_budget,
+    gpu_budget,
+    meminfo_available,
+    parse_bytes,
+    pool_blocks,
+    read_available_memory,
+)
+
+GIB = 2**30
+SHAPES = st.builds(
+    KvShape, st.integers(1, 80), st.integers(1, 32), st.sampled_from([64, 128]), st.integers(1, 4)
+)
+
+
+def test_published_sizes():
+    assert KvShape(32, 32, 128, 2).bytes_per_token == 524_288
+    assert KvShape(80, 8, 128, 2).bytes_per_token == 327_680
+    assert KvShape(32, 8, 128, 2).bytes_per_token * 4096 == 512 * 2**20
+
+
+def test_a_token_counts_every_element_of_every_layer():
+    shape = KvShape(layers=3, kv_heads=2, head_dim=5, element_bytes=4)
+    elements = [
+        (layer, part, head, place)
+        for layer in range(3)
+        for part in ("key", "value")
+        for head in range(2)
+        for place in range(5)
+    ]
+    assert shape.bytes_per_token == 4 * len(elements)
+
+
+@given(SHAPES, st.none() | SHAPES, st.integers(0, 2**36), st.sampled_from([8, 16, 64]))
+def test_the_pool_fits_the_budget_and_one_more_block_would_not(target, draft, budget, block_size):
+    blocks = pool_blocks(budget, block_size, target, draft)
+    both = target.bytes_per_token + (draft.bytes_per_token if draft else 0)
+    assert bytes_per_token(target, draft) == both
+    assert blocks * block_size * both <= budget < (blocks + 1) * block_size * both
+
+
+def test_a_negative_budget_buys_nothing():
+    assert pool_blocks(-1, 16, KvShape(1, 1, 64)) == 0
+
+
+@given(st.integers(0, 5000), st.sampled_from([1, 16, 64]), st.integers(1, 9000))
+def test_concurrency_is_how_many_sequences_fit(blocks, block_size, length):
+    whole, left = 0, blocks
+    needed = len(range(0, length, block_size))
+    while left >= needed:
+        left -= needed
+        whole += 1
+    found = concurrency(blocks, block_size, length)
+    assert int(found) == whole
+    assert found - whole == pytest.approx(left / needed)
+
+
+def test_cpu_budget_takes_what_is_wanted_but_at_most_half():
+    assert cpu_budget(10 * GIB, 1000, 1024) == 1000 * 1024
+    assert cpu_budget(10 * GIB, 2**40, 1024) == 5 * GIB
+
+
+def test_gpu_budget_is_the_share_less_what_else_must_fit():
+    assert gpu_budget(80 * GIB, 0.5, 16 * GIB, 4 * GIB) == 20 * GIB
+    assert gpu_budget(8 * GIB, 0.9, 16 * GIB, 0) == 0
+    for share in (0.0, -0.1, 1.01):
+        with pytest.raises(ValueError, match="utilization"):
+            gpu_budget(GIB, share, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("2GiB", 2 * GIB),
+        ("2 gib", 2 * GIB),
+        ("2Gi", 2 * GIB),
+        ("1.5GiB", 3 * GIB // 2),
+        ("2GB", 2 * 10**9),
+        ("512M", 512 * 10**6),
+        (" 64 KiB ", 65536),
+        ("1TiB", 2**40),
+        ("0.1kB", 100),
+        ("1024", 1024),
+        ("7B", 7),
+        ("9007199254740993", 9007199254740993),
+    ],
+)
+def test_parse_bytes(text, amount):
+    assert parse_bytes(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 XB", "-1GiB", "5iB", "1..5G", "1e9", "2GiBs", "٣"])
+def test_parse_bytes_refuses_what_is_not_an_amount(text):
+    with pytest.raises(ValueError, match="not an amount of memory"):
+        parse_bytes(text)
+
+
+def test_meminfo_reads_the_available_and_not_the_free_memory():
+    text = "MemTotal:       100 kB\nMemFree:         10 kB\nMemAvailable:    60 kB\n"
+    assert meminfo_available(text) == 60 * 1024
+    with pytest.raises(ValueError, match="MemAvailable"):
+        meminfo_available("MemTotal: 100 kB\n")
+
+
+def test_a_control_group_without_a_limit_does_not_limit():
+    assert cgroup_available("max\n", "123\n") is None
+    assert cgroup_available("9223372036854771712\n", "123\n") is None
+
+
+def test_a_control_group_gives_back_its_file_cache():
+    assert cgroup_available("1000\n", "400\n") == 600
+    assert cgroup_available("1000\n", "400\n", "anon 300\ninactive_file 100\n") == 700
+    version_1 = "inactive_file 1\ntotal_inactive_file 100\n"
+    assert cgroup_available("1000\n", "400\n", version_1) == 700
+    assert cgroup_available("1000\n", "1400\n") == 0
+    assert cgroup_available("1000\n", "50\n", "inactive_file 100\n") == 1000
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemAvailable: 1000 kB\n"}
+
+
+def group(folder: str, limit: str, used: str, *, version: int = 2) -> dict[str, str]:
+    names = ("memory.max", "memory.current")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    base = f"sys/fs/cgroup/{folder}"
+    return {f"{base}/{names[0]}": limit, f"{base}/{names[1]}": used}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 1_024_000),
+        ({"proc/self/cgroup": "0::/\n"}, 1_024_000),
+        ({"proc/self/cgroup": "0::/a/b\n"} | group("a/b", "9000\n", "1000\n"), 8000),
+        (
+            {"proc/self/cgroup": "0::/a/b\n"}
+            | group("a/b", "max\n", "1\n")
+            | group("a", "5000\n", "2000\n"),
+            3000,
+        ),
+        ({"proc/self/cgroup": "0::/outside\n"} | group(".", "7000\n", "1000\n"), 6000),
+        (
+            {"proc/self/cgroup": "5:cpu:/x\n4:memory:/a\n0::/\n"}
+            | group("memory/a", "9000\n", "4000\n", version=1),
+            5000,
+        ),
+        ({"proc/self/cgroup": "0::/a\n"} | group("a", "9000000000\n", "0\n"), 1_024_000),
+        (
+            {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.stat": "inactive_file 500\n"}
+            | group("a", "9000\n", "1000\n"),
+            8500,
+        ),
+    ],
+    ids=["bare", "root", "own", "parent", "namespaced", "version-1", "roomy", "file-cache"],
+)
+def test_available_memory_is_the_least_of_machine_and_groups(tmp_path, files, expected):
+    assert read_available_memory(machine(tmp_path, MEMINFO | files)) == expected
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="needs /proc")
+def test_this_machine_has_some_memory_and_not_more_than_all():
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert 0 < read_available_memory() <= total
