@@ -1,0 +1,43 @@
+"""The attention half of a decoder layer. Built and called by `decoder`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..kernels.attention import attend
+from ..kernels.kv_write import write_kv
+from ..kernels.norm_rope import apply_rope, rms_norm
+from .batch import Batch
+from .config import ModelConfig
+from .linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Projections and, with qk_norm, the norms of query and key heads: qk_norm [Hq + Hkv, D].
+
+    qkv: all heads of queries, then keys, then values.
+    """
+
+    config: ModelConfig
+    qkv: Linear
+    o: Linear
+    qk_norm: Tensor | None
+
+    def __call__(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, cache: Tensor
+    ) -> Tensor:
+        """x [T, H] → [T, H]; keys and values of the rows are written to the cache on the way."""
+        config = self.config
+        heads = self.qkv(x).view(x.shape[0], -1, config.head_dim)
+        rotated = heads[:, : config.heads + config.kv_heads]
+        if self.qk_norm is not None:
+            rotated.copy_(rms_norm(rotated, self.qk_norm, config.rms_eps))
+        apply_rope(rotated, *rope)
+        write_kv(cache, heads[:, config.heads :], batch.where)
+        scale = config.head_dim**-0.5
+        out = attend(heads[:, : config.heads], cache, batch.attention, scale)
+        return self.o(out.view(x.shape[0], -1))
+

@@ -1,0 +1,27 @@
+"""The input of one forward pass: packed rows, no padding.
+
+Built by `spec` once a step, read by `decoder`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..kernels.attention import AttentionPlan
+
+
+@dataclass(slots=True)
+class Batch:
+    """T rows of any number of sequences, one row per token to compute, on the decoder's device.
+
+    tokens: [T] int64. positions: [T] int64, the index of each token in its own sequence.
+    where: [T] int64, the cache row each key and value goes to (block * block_size + offset).
+    attention: who sees what, from `kernels.attention.plan_attention` over the same rows.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    where: Tensor
+    attention: AttentionPlan
