@@ -41,8 +41,6 @@ log = structlog.get_logger("paceline.admission")
 class Encoder(Protocol):
     """The tokenizer as admission uses it, in the text thread. ValueError: the client's mistake."""
 
-    vocab_size: int
-
     def encode(self, text: str) -> list[int]: ...
 
     def encode_chat(self, turns: Sequence[dict[str, Any]]) -> list[int]: ...
@@ -50,9 +48,13 @@ class Encoder(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class AdmissionLimits:
-    """open_requests: requests at once. length: tokens of a sequence, prompt included, by the
-    model's context and the pool's size. methods: what can draft; default_method is used when a
-    request names none, default_k likewise. vocab_size: token ids below it exist."""
+    """What this server takes.
+
+    open_requests: requests at once. length: positions of a sequence, by the model's context.
+    pool_tokens: tokens of one sequence alone in the pool. vocab_size: token ids below it exist.
+    methods: what can draft. default_method drafts when a request names none; k: draft tokens a
+    step by method, when it names no number.
+    """
 
     open_requests: int
     length: int
@@ -60,7 +62,7 @@ class AdmissionLimits:
     vocab_size: int
     methods: tuple[Method, ...]
     default_method: Method | None
-    default_k: int
+    k: dict[Method, int]
 
 
 @dataclass(slots=True)
@@ -218,7 +220,7 @@ class Admission(Actor):
                 raise InputError("this server cannot speculate", param="speculation.mode")
         if asked.mode == "off" or method is None:
             return None, 0
-        return method, asked.k or limits.default_k
+        return method, asked.k or limits.k[method]
 
     # --- leaving -----------------------------------------------------------------------------
 

@@ -40,4 +40,3 @@ class Attention:
         scale = config.head_dim**-0.5
         out = attend(heads[:, : config.heads], cache, batch.attention, scale)
         return self.o(out.view(x.shape[0], -1))
-

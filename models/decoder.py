@@ -115,10 +115,10 @@ class _Loader:
         return tensor
 
     def linear(self, prefix: str, *names: str, bias: bool) -> Linear:
+        """The projections `names` as one matrix, their outputs side by side."""
         weight = self.take(*(f"{prefix}{name}.weight" for name in names))
-        return Linear(
-            weight, self.take(*(f"{prefix}{name}.bias" for name in names)) if bias else None
-        )
+        biases = self.take(*(f"{prefix}{name}.bias" for name in names)) if bias else None
+        return Linear(weight, biases)
 
     def layer(self, index: int) -> _Layer:
         config, prefix = self._config, f"model.layers.{index}."
@@ -148,5 +148,5 @@ class _Loader:
         if not self._config.tie_head:
             return self.linear("", "lm_head", bias=False)
         head = Linear(embedding)
-        self.nbytes += head.extra_bytes
+        self.nbytes += head.nbytes if head.packed else 0
         return head

@@ -69,7 +69,9 @@ class RopeTable:
 
     PAGE = 4096
 
-    def __init__(self, rope: Rope, positions: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, rope: Rope, positions: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         inv_freq = torch.tensor(rope.inv_freq, dtype=torch.float32)
         pages = [self._page(inv_freq, rope, start) for start in range(0, positions, self.PAGE)]
         cos, sin = (torch.cat(tables)[:positions] for tables in zip(*pages, strict=True))

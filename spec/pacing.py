@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .params import Method
+
+DEFAULT_K: dict[Method, int] = {"ngram": 5, "draft": 3}
+"""Draft tokens a step when neither the request nor the server's settings say otherwise."""
+
 
 @dataclass(slots=True, frozen=True)
 class Pace:

@@ -19,7 +19,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Opening(msgspec.Struct, frozen=True):
     """A slot given to a sequence: all its known tokens (prompt and, after a preemption, output).
 
-    Processors and drafts start from these; KV for none of them exists yet.
+    Processors and drafts start from these; KV for none of them exists yet. `method` says which
+    drafter follows the sequence; None means that none does.
     """
 
     seq: int
@@ -134,8 +135,9 @@ class Flight(Protocol):
 class Pair(Protocol):
     """Target and draft behind one face. Every method runs in the launch thread.
 
-    An opening replaces whatever its slot held before. A call that raises leaves every slot as it
-    was before the call: counts only move when a step lands.
+    An opening replaces whatever its slot held before. Openings and blocks are taken first and stay
+    taken when the call raises: a plan made anew sends neither again. Nothing else of a slot changes
+    then: how much is known and computed moves only as the last act of a step that succeeded.
     """
 
     def launch(self, plan: StepPlan) -> Flight: ...

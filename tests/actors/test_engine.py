@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import pytest
+
 from paceline.actors.admission import AdmissionLimits
 from paceline.actors.engine import Engine, ServingInfo
 from paceline.actors.messages import (
@@ -62,7 +63,7 @@ async def serving(pair: ScriptedPair, *, open_requests: int = 100, flights: int 
     )  # fmt: skip
     admission = AdmissionLimits(
         open_requests=open_requests, length=LENGTH, pool_tokens=BLOCKS * BLOCK_SIZE,
-        vocab_size=VOCAB, methods=("ngram",), default_method="ngram", default_k=3,
+        vocab_size=VOCAB, methods=("ngram",), default_method="ngram", k={"ngram": 3},
     )  # fmt: skip
     with ThreadPoolExecutor(1) as launch, ThreadPoolExecutor(1) as text:
         parts = Parts(

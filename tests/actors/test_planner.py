@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from paceline.actors.messages import Admit, Verdict
 from paceline.actors.planner import Limits, Planner
 from paceline.actors.sequence import Sequence

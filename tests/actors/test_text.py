@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from paceline.actors.text import BROKEN, TextState
 
 PIECES = [bytes([b]) for b in range(256)] + [

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from paceline.kv.blocks import BlockState
 from paceline.kv.ledger import Lease, Ledger
 

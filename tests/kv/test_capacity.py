@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from paceline.kv.capacity import (
     KvShape,
     bytes_per_token,

@@ -1,6 +1,7 @@
 """The ledger's contract, call by call: leases, growth, fences, order, misuse."""
 
 import pytest
+
 from paceline.kv.blocks import BlockPool, BlockState
 from paceline.kv.ledger import Ledger
 

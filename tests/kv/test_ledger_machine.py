@@ -7,6 +7,7 @@ model's, and `check()` must find nothing.
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from paceline.kv.ledger import Ledger
 
 SEQS = range(8)

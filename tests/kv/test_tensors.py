@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from paceline.kv.capacity import KvShape, pool_blocks
 from paceline.kv.tensors import allocate, allocated_bytes, scrub
 

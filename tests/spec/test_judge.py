@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from paceline.spec.judge import Judge
 from paceline.spec.pacing import Pace
 from paceline.spec.plan import RowDone, TokenLogprobs

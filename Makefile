@@ -1,0 +1,70 @@
+# The two commands a stranger needs: `make serve` and `make test`. Both set everything up first.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+PYTEST := $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve chat test test-slow lint format bench clean
+
+help:
+	@echo "make setup      virtual environment, dependencies, demo model"
+	@echo "make serve      set up and serve;    ARGS='--port 9000' passes flags"
+	@echo "make chat       talk to the server;  ARGS='--url http://host:port'"
+	@echo "make test       set up, lint, and all tests but the slow ones"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make lint       ruff and mypy"
+	@echo "make bench      where the time of a step goes"
+	@echo "make clean      remove caches and build outputs (make setup rebuilds)"
+
+setup: .venv/.installed .cache/.demo
+
+# A step of its own: on machines whose index offers several builds, this one is known to work.
+# Where it has no build for this Python, the range in pyproject.toml picks another.
+.venv/.torch:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	  "Paceline needs Python 3.11 or newer: make PYTHON=/path/to/python3")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install torch==2.13.0 || echo "no torch 2.13.0 here; taking another 2.x"
+	@touch $@
+
+.venv/.installed: pyproject.toml .venv/.torch
+	$(BIN)/python -m pip install -e '.[test,bench]'
+	@touch $@
+
+.cache/.demo: .venv/.installed
+	$(BIN)/python -m paceline.models.source demo
+	@mkdir -p $(@D) && touch $@
+
+serve: setup
+	$(BIN)/paceline serve $(ARGS)
+
+chat: setup
+	$(BIN)/paceline chat $(ARGS)
+
+test: setup lint
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: setup
+	$(PYTEST) -m slow $(ARGS)
+
+# The root is the package, so mypy finds its name through a link.
+.venv/src/paceline: | .venv/.installed
+	mkdir -p $(@D) && ln -sfn ../.. $@
+
+lint: .venv/.installed .venv/src/paceline
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m paceline.bench.steps $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,258 @@
+"""The composition root: from settings to the parts that the supervisor runs.
+
+The only module of `actors` that may import torch. Models are loaded in the launch thread, where
+they will run; tokenizers in the threads that will use them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ..kv.capacity import KvShape, cpu_budget, gpu_budget, pool_blocks, read_available_memory
+from ..kv.tensors import allocate
+from ..models.config import load_config
+from ..models.decoder import Decoder
+from ..models.errors import ModelError
+from ..models.progress import Progress, silent
+from ..models.source import resolve
+from ..models.tokenizer import TextCodec, same_tokenizer
+from ..models.weights import load_weights
+from ..spec.draft_model import DraftModel
+from ..spec.drafter import Drafter
+from ..spec.failure import classify
+from ..spec.ngram import NgramDrafter
+from ..spec.pacing import DEFAULT_K
+from ..spec.pair import ModelPair
+from ..spec.params import Method
+from .admission import AdmissionLimits
+from .engine import ServingInfo
+from .planner import Limits
+from .settings import Settings
+from .supervisor import Parts
+
+POOL_LENGTH = 2048
+"""Tokens per sequence that the default pool on a CPU has room for, times max_num_seqs."""
+
+ACTIVATIONS_PER_TOKEN = 24
+"""Bytes of a GPU kept free for each hidden unit and each logit of a step's token, generously."""
+
+
+async def load(settings: Settings, progress: Progress = silent) -> Parts:
+    """Fetch, read and place everything. Raises ModelError with a sentence for the user."""
+    device = _device(settings.device)
+    launch = _thread("paceline-launch", partial(_prepare_thread, settings.threads))
+    text = _thread("paceline-text")
+    try:
+        loop = asyncio.get_running_loop()
+        built = await loop.run_in_executor(launch, _build, settings, device, progress)
+        encoder = await loop.run_in_executor(text, TextCodec.load, built.directory)
+        codec = TextCodec.load(built.directory)
+    except BaseException:
+        launch.shutdown(wait=False)
+        text.shutdown(wait=False)
+        raise
+    gc.collect()
+    gc.freeze()  # what has been loaded stays: full collections need not walk it again
+    info = built.info
+    return Parts(
+        info=info,
+        pair=built.pair,
+        classify=classify,
+        launch=launch,
+        text=text,
+        encoder=encoder,
+        decode=codec.decode,
+        piece=codec.piece,
+        ends=frozenset(built.ends),
+        limits=Limits(
+            step_tokens=settings.batched_tokens(device.type),
+            length=info.max_model_len,
+            flights=settings.max_flights,
+        ),
+        admission=AdmissionLimits(
+            open_requests=settings.max_num_seqs + settings.max_queued_requests,
+            length=info.max_model_len,
+            pool_tokens=info.pool_tokens,
+            vocab_size=built.vocab_size,
+            methods=info.methods,
+            default_method=info.default_method,
+            k=_draft_lengths(settings),
+        ),
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class _Built:
+    directory: Path
+    pair: ModelPair
+    info: ServingInfo
+    ends: tuple[int, ...]
+    vocab_size: int
+
+
+@dataclass(slots=True, frozen=True)
+class _Model:
+    directory: Path
+    decoder: Decoder
+    kv: KvShape
+
+
+def _build(settings: Settings, device: torch.device, progress: Progress) -> _Built:
+    """Runs in the launch thread: both models, the pool, the pair."""
+    dtype = _dtype(settings.dtype)
+    target = _model(settings.model, "model", settings, device, dtype, progress)
+    draft = None
+    if settings.draft is not None:
+        draft = _model(settings.draft, "draft", settings, device, dtype, progress)
+        _must_match(target, draft)
+    length = _length(settings.max_model_len, target, draft)
+    blocks = _pool(settings, device, length, target, draft)
+
+    def place(shape: KvShape) -> list[torch.Tensor]:
+        return allocate(shape, blocks, settings.block_size, dtype, device)
+
+    drafters: dict[Method, Drafter] = {"ngram": NgramDrafter()}
+    if draft is not None:
+        drafters["draft"] = DraftModel(draft.decoder, place(draft.kv), settings.block_size)
+    pair = ModelPair(
+        target.decoder,
+        place(target.kv),
+        drafters,
+        slots=settings.max_num_seqs,
+        max_len=length,
+        block_size=settings.block_size,
+    )
+    methods = tuple(drafters)
+    default_method = _default_method(settings, draft is not None)
+    config = target.decoder.config
+    per_token = target.kv.bytes_per_token + (draft.kv.bytes_per_token if draft else 0)
+    info = ServingInfo(
+        model=settings.public_name,
+        created=int(time.time()),
+        max_model_len=length,
+        draft=settings.draft,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        methods=methods,
+        default_method=default_method,
+        default_k=_draft_lengths(settings)[default_method] if default_method else 0,
+        blocks=blocks,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        kv_bytes=blocks * settings.block_size * per_token,
+        weight_bytes=target.decoder.weight_bytes + (draft.decoder.weight_bytes if draft else 0),
+    )
+    return _Built(target.directory, pair, info, config.eos_ids, config.vocab_size)
+
+
+def _model(
+    name: str,
+    stage: str,
+    settings: Settings,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> _Model:
+    directory = resolve(name, settings.cache_dir, progress)
+    config = load_config(directory)
+    weights = load_weights(directory, lambda _, done, total: progress(stage, done, total))
+    decoder = Decoder(config, weights, device=device, dtype=dtype)
+    shape = KvShape(config.layers, config.kv_heads, config.head_dim, dtype.itemsize)
+    return _Model(directory, decoder, shape)
+
+
+def _must_match(target: _Model, draft: _Model) -> None:
+    """A draft's tokens must mean the same to the target."""
+    difference = same_tokenizer(TextCodec.load(target.directory), TextCodec.load(draft.directory))
+    if difference is not None:
+        raise ModelError(
+            f"the draft {draft.directory} does not have the tokenizer of the model "
+            f"{target.directory}: {difference}"
+        )
+
+
+def _length(wanted: int | None, target: _Model, draft: _Model | None) -> int:
+    for model in filter(None, (target, draft)):
+        longest = model.decoder.config.max_position
+        if wanted is not None and wanted > longest:
+            raise ModelError(
+                f"max_model_len {wanted} exceeds the {longest} positions of {model.directory}"
+            )
+    return wanted or min(
+        model.decoder.config.max_position for model in filter(None, (target, draft))
+    )
+
+
+def _pool(
+    settings: Settings, device: torch.device, length: int, target: _Model, draft: _Model | None
+) -> int:
+    """Blocks of the pool. ModelError when not even one sequence of two blocks fits."""
+    shapes = (target.kv, draft.kv if draft else None)
+    per_token = sum(shape.bytes_per_token for shape in shapes if shape)
+    if settings.kv_memory != "auto":
+        budget = int(settings.kv_memory)
+    elif device.type == "cpu":
+        wanted = settings.max_num_seqs * min(length, POOL_LENGTH)
+        budget = cpu_budget(read_available_memory(), max(wanted, length), per_token)
+    else:
+        config = target.decoder.config
+        width = config.hidden_size + config.intermediate_size + config.vocab_size
+        budget = gpu_budget(
+            torch.cuda.mem_get_info(device)[1],
+            settings.memory_utilization,
+            torch.cuda.memory_allocated(device),
+            settings.batched_tokens("cuda") * width * ACTIVATIONS_PER_TOKEN,
+        )
+    blocks = pool_blocks(budget, settings.block_size, *shapes)
+    most = -(-length // settings.block_size) * settings.max_num_seqs
+    if blocks < 2:
+        need = 2 * settings.block_size * per_token
+        raise ModelError(f"{budget} bytes for KV are too few: two blocks take {need}")
+    return min(blocks, most)
+
+
+def _default_method(settings: Settings, has_draft: bool) -> Method | None:
+    match settings.speculative_method:
+        case "off":
+            return None
+        case "auto":
+            return "draft" if has_draft else "ngram"
+        case method:
+            return method
+
+
+def _draft_lengths(settings: Settings) -> dict[Method, int]:
+    asked = settings.num_speculative_tokens
+    return DEFAULT_K if asked is None else dict.fromkeys(DEFAULT_K, asked)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda: no GPU that torch can use is here")
+    return torch.device(name)
+
+
+def _dtype(name: str) -> torch.dtype:
+    return torch.bfloat16 if name == "auto" else getattr(torch, name)
+
+
+def _thread(name: str, initializer: Callable[[], None] | None = None) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=initializer)
+
+
+def _prepare_thread(threads: int | None) -> None:
+    """Once, in the launch thread: everything of torch that is a thread's own."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.autograd.grad_mode.set_grad_enabled(False)

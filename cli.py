@@ -1,0 +1,121 @@
+"""The front door: `paceline serve | chat | version`.
+
+Each command has a parser of its own and is imported when it is called, so that one command does
+not pay for another's libraries.
+
+Exit codes: 0 clean; 1 a configuration or a model that cannot be used, said in one sentence; 70 the
+actors gave up; 71 the device failed; 130 interrupted before anything was served.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from . import __version__
+from .actors.flags import Parser, UsageError
+
+if TYPE_CHECKING:
+    from .actors.settings import Settings
+
+EXIT_REFUSED = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = Parser(prog="paceline", description="A large-language-model server.")
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (_, summary) in COMMANDS.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    try:
+        args, rest = parser.parse_known_args(argv)
+        if args.command is None:
+            raise UsageError(f"say which command: {', '.join(COMMANDS)}")
+        return COMMANDS[args.command][0](rest)
+    except UsageError as error:
+        return refuse(error)
+
+
+def refuse(error: object) -> int:
+    """Say why not, in one line on standard error; returns the exit code for it."""
+    print(f"paceline: {error}", file=sys.stderr)
+    return EXIT_REFUSED
+
+
+def serve(argv: Sequence[str]) -> int:
+    """Read the settings, then load the model and serve it until SIGTERM or SIGINT."""
+    from .actors.sources import SettingsError, add_flags, load, to_toml
+
+    parser = Parser(
+        prog="paceline serve",
+        description="Serve a model over HTTP and WebSocket.",
+        epilog="Each flag is also a PACELINE_… variable and a key of the TOML file.",
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the configuration as TOML and exit"
+    )
+    add_flags(parser)
+    flags = vars(parser.parse_strictly(argv))
+    config, print_config = flags.pop("config"), flags.pop("print_config")
+    try:
+        settings = load(flags, config)
+    except SettingsError as error:
+        return refuse(error)
+    if print_config:
+        print(to_toml(settings), end="")
+        return 0
+    return _serve(settings)
+
+
+def _serve(settings: Settings) -> int:
+    from .actors import logs
+    from .models.errors import ModelError
+    from .startup import StartUp
+
+    logs.configure(settings.log_format, settings.log_level)
+    try:
+        with StartUp(drawn=sys.stderr.isatty() and settings.log_format != "json") as display:
+            from uvloop import run as run_loop
+
+            from .serving import run
+
+            code = run_loop(run(settings, display))
+    except (ModelError, OSError) as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    if code:
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: after a fault a thread may be stuck in the device, and exiting would join it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def chat(argv: Sequence[str]) -> int:
+    """Talk to a running server."""
+    from .terminal import main as talk
+
+    return talk(argv)
+
+
+def version(argv: Sequence[str]) -> int:
+    """Print the version."""
+    Parser(prog="paceline version").parse_strictly(argv)
+    print(f"paceline {__version__}")
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "serve": (serve, "serve a model over HTTP and WebSocket"),
+    "chat": (chat, "talk to a running server"),
+    "version": (version, "print the version"),
+}

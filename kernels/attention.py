@@ -1,0 +1,286 @@
+"""Attention of packed rows over paged keys and values, the same bits in whatever company.
+
+`plan_attention` is called once a step, `attend` once a layer with that plan.
+
+A row's output may depend on its own query, keys and values only: not on the rows beside it, nor
+on how many tokens of its sequence come in one step. Sums of floats depend on their order, so the
+order is fixed here by position alone:
+
+- Keys come in tiles of 64, counted from position 0. Every product with values is a product of 64
+  keys, and the tiles' products are added in pairs, pairs of pairs and so on (`_fold`).
+- Padding stands behind a row's own keys only, and adds exact zeros there. The softmax adds up its
+  terms from the first key on.
+- Matrix products keep their bits when rows are added if their rows come in fours (measured for
+  fp32 on CPUs; bf16 does not need it), so queries are padded to a multiple of four rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+TILE = 64
+ROW_MULTIPLE = 4
+
+# Cost of starting one more group of query tiles, and the most work put into one, in units of a
+# query position times a key tile. Found by measurement on two CPU cores; any value is correct.
+GROUP_COST = 256
+GROUP_LIMIT = 4096
+# Matrix products of fewer positions take about as long as with this many.
+FEWEST_POSITIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive packed rows: positions start … start+count-1 of one sequence.
+
+    blocks: the sequence's block table, long enough for all these positions.
+    """
+
+    start: int
+    count: int
+    blocks: Sequence[int]
+
+
+@dataclass(slots=True)
+class QueryGroup:
+    """Query tiles computed together: S tiles of M rows (positions times query heads of one KV
+    head), each against the first `tiles` key tiles of its sequence.
+
+    blocks: [S * tiles * TILE/block_size] block ids. rows: [S * M], packed row * heads_per_kv +
+    head of each query row. mask: [S, M, keys from first_masked on], 0 or -inf, or None where every
+    row sees every key. queries: `rows` for all KV heads, set by `AttentionPlan.bind`.
+    """
+
+    count: int
+    tiles: int
+    blocks: Tensor
+    rows: Tensor
+    mask: Tensor | None
+    first_masked: int
+    queries: Tensor
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """Which packed row sees what, for all layers of one step.
+
+    base, stride, offset: [T * heads_per_kv], where each query's result stands in the groups'
+    concatenated results: base * kv_heads + kv head * stride + offset. results: [T * heads], those
+    places for all KV heads, set by `bind`.
+    """
+
+    heads_per_kv: int
+    groups: list[QueryGroup]
+    base: Tensor
+    stride: Tensor
+    offset: Tensor
+    results: Tensor
+    kv_heads: int = 0
+
+    def bind(self, kv_heads: int) -> None:
+        """Spread the indices over the KV heads; done by the first layer that attends."""
+        if self.kv_heads == kv_heads:
+            return
+        self.kv_heads = kv_heads
+        per = self.heads_per_kv
+        head = torch.arange(kv_heads, device=self.base.device)
+        for group in self.groups:
+            row, query_head = group.rows // per, group.rows % per
+            first = row * (kv_heads * per) + query_head
+            group.queries = (first + head[:, None] * per).flatten()
+        table = self.base * kv_heads + head[:, None] * self.stride + self.offset
+        self.results = table.view(kv_heads, -1, per).transpose(0, 1).flatten()
+
+
+def attend(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """Causal softmax attention (Vaswani et al. 2017) of q [T, Hq, D] over the cached keys and
+    values [2*Hkv, blocks, block_size*D] of each row's sequence. Returns [T, Hq, D].
+
+    Query head h uses KV head h // (Hq/Hkv). Keys and values of the rows themselves must have been
+    written. Cached rows behind a sequence's end are read and weighted by zero: they must be
+    finite.
+    """
+    rows, heads, dim = q.shape
+    plan.bind(cache.shape[0] // 2)
+    flat = q.reshape(rows * heads, dim)
+    parts = [_attend_group(flat, cache, plan.kv_heads, group, scale) for group in plan.groups]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole.index_select(0, plan.results).view(rows, heads, dim)
+
+
+def _attend_group(
+    flat: Tensor, cache: Tensor, kv_heads: int, group: QueryGroup, scale: float
+) -> Tensor:
+    """Results [kv_heads * S * M, D] of one group, from the queries flat [T * Hq, D]."""
+    dim, tiles, batch = flat.shape[1], group.tiles, kv_heads * group.count
+    q = flat.index_select(0, group.queries).view(batch, -1, dim)
+    size = q.shape[1]
+    keys, values = cache.index_select(1, group.blocks).view(2, batch, tiles * TILE, dim)
+    scores = torch.baddbmm(flat.new_empty(1, 1, 1), q, keys.transpose(1, 2), beta=0, alpha=scale)
+    if group.mask is not None:
+        by_sequence = scores.view(kv_heads, group.count, size, tiles * TILE)
+        by_sequence[..., group.first_masked :].add_(group.mask)
+    weights = scores.softmax(-1)
+    if tiles == 1:
+        return torch.bmm(weights, values).view(-1, dim)
+    by_tile = weights.view(batch, size, tiles, TILE).transpose(1, 2).reshape(-1, size, TILE)
+    sums = torch.bmm(by_tile, values.view(-1, TILE, dim)).view(batch, tiles, size, dim)
+    return _fold(sums.float()).to(flat.dtype).reshape(-1, dim)
+
+
+def _fold(x: Tensor) -> Tensor:
+    """Sum over dim 1 by adding neighbours, then neighbouring sums, …; overwrites x.
+
+    Library reductions choose an order by shape. This one depends on the index alone, and zeros
+    behind the end change nothing.
+    """
+    count, step = x.shape[1], 1
+    while step < count:
+        x[:, : count - step : 2 * step].add_(x[:, step :: 2 * step])
+        step *= 2
+    return x[:, 0]
+
+
+# --- planning ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _QueryTile:
+    """`count` packed rows from `row` on, at positions from `start` on; `tiles` of keys to read."""
+
+    row: int
+    start: int
+    count: int
+    tiles: int
+    blocks: Sequence[int]
+
+    @property
+    def positions(self) -> int:
+        return max(self.count, FEWEST_POSITIONS)
+
+
+def plan_attention(
+    spans: Sequence[Span],
+    *,
+    heads_per_kv: int,
+    block_size: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> AttentionPlan:
+    """Plan a step over spans whose rows are packed in this order. block_size must divide 64.
+
+    Each span is cut where positions are multiples of 64, so that a query tile needs key tiles up
+    to its own last position only; tiles of like size are computed together.
+    """
+    assert TILE % block_size == 0, f"block_size {block_size} does not divide {TILE}"
+    tiles = _cut(spans)
+    total = sum(span.count for span in spans)
+    places = np.empty((3, total, heads_per_kv), dtype=np.int64)
+    groups, base = [], 0
+    for members in _gather(tiles):
+        groups.append(_group(members, heads_per_kv, block_size, device, dtype))
+        base = _place(places, members, base, heads_per_kv)
+    placed = torch.from_numpy(places.reshape(3, -1)).to(device)
+    return AttentionPlan(heads_per_kv, groups, placed[0], placed[1], placed[2], placed[0])
+
+
+def _cut(spans: Sequence[Span]) -> list[_QueryTile]:
+    tiles, row = [], 0
+    for span in spans:
+        start, end = span.start, span.start + span.count
+        while start < end:
+            # A short span is one tile wherever it lies: a second would cost more than it saves.
+            stop = end if span.count <= TILE // 2 else min(end, (start // TILE + 1) * TILE)
+            tiles.append(_QueryTile(row, start, stop - start, -(-stop // TILE), span.blocks))
+            row += stop - start
+            start = stop
+    return tiles
+
+
+def _gather(tiles: list[_QueryTile]) -> list[list[_QueryTile]]:
+    """Groups of tiles of like size: one more is started where padding would cost more than it."""
+    groups: list[list[_QueryTile]] = []
+    most = work = 0
+    for tile in sorted(tiles, key=lambda tile: (tile.positions, tile.tiles), reverse=True):
+        own = tile.positions * tile.tiles
+        most = max(most, tile.tiles)
+        padded = groups[-1][0].positions * most * (len(groups[-1]) + 1) if groups else 0
+        if not groups or padded - work - own > GROUP_COST or padded > GROUP_LIMIT:
+            groups.append([])
+            most, work = tile.tiles, 0
+        groups[-1].append(tile)
+        work += own
+    return groups
+
+
+def _rows_of(members: list[_QueryTile], heads_per_kv: int) -> int:
+    rows = max(tile.count for tile in members) * heads_per_kv
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def _group(
+    members: list[_QueryTile],
+    heads_per_kv: int,
+    block_size: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> QueryGroup:
+    size = _rows_of(members, heads_per_kv)
+    most = max(tile.tiles for tile in members)
+    rows = np.empty((len(members), size), dtype=np.int64)
+    seen = np.empty((len(members), size), dtype=np.int64)
+    for i, tile in enumerate(members):
+        # Rows of padding repeat the tile's first one: finite, masked like it, and never read.
+        index = np.arange(size)
+        index[tile.count * heads_per_kv :] = 0
+        rows[i] = tile.row * heads_per_kv + index
+        seen[i] = tile.start + 1 + index // heads_per_kv
+    first_masked = int(seen.min()) // TILE * TILE
+    mask = None
+    if first_masked < most * TILE:
+        mask = _mask(torch.from_numpy(seen).to(device), first_masked, most * TILE, dtype)
+    table = torch.from_numpy(_block_table(members, most * (TILE // block_size), block_size))
+    packed = torch.from_numpy(rows.reshape(-1)).to(device)
+    return QueryGroup(
+        len(members), most, table.to(device), packed, mask, first_masked, queries=packed
+    )
+
+
+def _mask(seen: Tensor, first: int, end: int, dtype: torch.dtype) -> Tensor:
+    """[S, M, end - first]: 0 for the first seen[s, m] keys of all, -inf for those behind."""
+    keys = torch.arange(first, end, device=seen.device)
+    zeros = torch.zeros(*seen.shape, end - first, dtype=dtype, device=seen.device)
+    return zeros.masked_fill_(keys >= seen[..., None], -torch.inf)
+
+
+def _block_table(members: list[_QueryTile], width: int, block_size: int) -> NDArray[np.int64]:
+    """Block ids of all members, each padded with its own first block: what a row reads in vain
+    is then still its own sequence's, never another's."""
+    table = np.empty((len(members), width), dtype=np.int64)
+    for i, tile in enumerate(members):
+        needed = -(-(tile.start + tile.count) // block_size)
+        assert len(tile.blocks) >= needed, f"{needed} blocks needed, {len(tile.blocks)} given"
+        table[i] = tile.blocks[0]
+        table[i, :needed] = tile.blocks[:needed]
+    return table.reshape(-1)
+
+
+def _place(
+    places: NDArray[np.int64], members: list[_QueryTile], base: int, heads_per_kv: int
+) -> int:
+    """Note where the members' results will stand; returns the base of the next group."""
+    size = _rows_of(members, heads_per_kv)
+    stride = len(members) * size
+    for i, tile in enumerate(members):
+        rows = slice(tile.row, tile.row + tile.count)
+        count = tile.count * heads_per_kv
+        places[0, rows] = base
+        places[1, rows] = stride
+        places[2, rows] = (i * size + np.arange(count)).reshape(tile.count, heads_per_kv)
+    return base + stride

@@ -1,0 +1,121 @@
+"""A smaller model of the same tokenizer that drafts ahead of the target.
+
+A drafter of the model pair. It keeps its own KV in its own caches but in the target's blocks: one
+lease, one release and one fence serve both models. It draws its guesses with the target's
+parameters and noise, so that it guesses what the target will draw and not merely what is likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from ..kv.tensors import scrub
+from ..models.decoder import Decoder
+from .batch import Feed, assemble
+from .controls import Sites, choose_at, finite_rows
+from .drafter import Window
+from .params import Method
+from .slots import Slot
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a slot's draft KV reaches: `computed` known tokens, then the `guesses` fed behind
+    them, which later turn out to be known tokens or not. `sick` after numbers that are not finite.
+    """
+
+    computed: int = 0
+    guesses: list[int] = field(default_factory=list)
+    sick: bool = False
+
+    def settle(self, window: Window) -> None:
+        """Count the guesses that came true; forget the others."""
+        for guess in self.guesses:
+            if self.computed >= window.upto or window.slot.tokens[self.computed] != guess:
+                break
+            self.computed += 1
+        self.guesses = []
+
+
+class DraftModel:
+    """Drafts with `decoder`, whose caches have as many blocks as the target's.
+
+    One forward brings every window up to its known tokens, whatever each one lacks, and draws the
+    first guesses; every further guess is one forward over the windows that want more.
+    """
+
+    method: Method = "draft"
+
+    def __init__(self, decoder: Decoder, caches: list[Tensor], block_size: int) -> None:
+        self._decoder = decoder
+        self._caches = caches
+        self._block_size = block_size
+        self._progress: dict[int, _Progress] = {}
+
+    def open(self, slot: Slot) -> None:
+        self._progress[slot.index] = _Progress()
+
+    def propose(self, windows: Sequence[Window]) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in windows]
+        healthy = [i for i, w in enumerate(windows) if not self._progress[w.slot.index].sick]
+        lags = {i: self._lag(windows[i]) for i in healthy}
+        feeds = {i: lag for i, lag in lags.items() if len(lag)}
+        sick: set[int] = set()
+        depth = 0
+        while feeds:
+            sick |= self._step(windows, feeds, depth, drafts)
+            depth += 1
+            feeds = {
+                i: Feed(np.array(drafts[i][-1:]), w.upto + depth - 1, w.slot.blocks)
+                for i in feeds
+                if (w := windows[i]).k > depth
+            }
+        for i in healthy:
+            self._land(windows[i], drafts[i], i in sick)
+        return drafts
+
+    def computed(self, slot: Slot) -> int:
+        """How many of the slot's known tokens have draft KV, as far as is known by now."""
+        return self._progress[slot.index].computed
+
+    def _lag(self, window: Window) -> Feed:
+        """The known tokens to feed: those without KV, and the last one anyway if a guess is to
+        follow it."""
+        progress, slot = self._progress[window.slot.index], window.slot
+        progress.settle(window)
+        start = min(progress.computed, window.upto - 1) if window.k else progress.computed
+        return Feed(slot.tokens[start : window.upto], start, slot.blocks)
+
+    def _step(
+        self, windows: Sequence[Window], feeds: dict[int, Feed], depth: int, drafts: list[list[int]]
+    ) -> set[int]:
+        """Compute the feeds in one forward and append a guess to each draft that wants one more.
+        Returns the windows whose states are not finite."""
+        batch = assemble(list(feeds.values()), self._decoder, self._block_size)
+        hidden = self._decoder.forward(batch, self._caches)
+        ends = np.cumsum([len(feed) for feed in feeds.values()])
+        finite = finite_rows(hidden).cpu().numpy()
+        parts = np.split(finite, ends[:-1])
+        asking = [(i, int(end) - 1) for i, end in zip(feeds, ends, strict=True) if windows[i].k]
+        if asking:
+            logits = self._decoder.logits(hidden[[row for _, row in asking]])
+            sites = [Sites(windows[i].slot.params, windows[i].upto + depth) for i, _ in asking]
+            guesses = choose_at(logits, sites).tolist()
+            for (i, _), guess in zip(asking, guesses, strict=True):
+                drafts[i].append(guess)
+        return {i for i, part in zip(feeds, parts, strict=True) if not part.all()}
+
+    def _land(self, window: Window, draft: list[int], sick: bool) -> None:
+        progress = self._progress[window.slot.index]
+        if sick:
+            # Stale numbers that are not finite would spoil the sums of the blocks' next owner.
+            scrub(self._caches, window.slot.blocks)
+            progress.sick = True
+            draft.clear()
+        else:
+            progress.computed = max(progress.computed, window.upto)
+            progress.guesses = draft[:-1]

@@ -1,0 +1,44 @@
+"""The seam between the model pair and whatever guesses the next tokens.
+
+Implemented by `ngram` and `draft_model`, called by `pair` in the launch thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .params import Method
+from .slots import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A request for at most `k` tokens to follow `slot.tokens[:upto]`; 0 asks only to keep up.
+
+    The slot's block table has room for `upto + k` tokens.
+    """
+
+    slot: Slot
+    upto: int
+    k: int
+
+
+class Drafter(Protocol):
+    """Guesses tokens. Wrong guesses cost time, never text."""
+
+    method: Method
+
+    def open(self, slot: Slot) -> None:
+        """The slot now belongs to another sequence: forget the last one. Must not raise."""
+        ...
+
+    def propose(self, windows: Sequence[Window]) -> list[list[int]]:
+        """Guesses for every window, in order: at most `k` tokens each, fewer or none at will.
+
+        Asking again for the same window is allowed and gives the same answer. When it raises, the
+        drafter is as fit for the next call as before. What it writes into the slot's blocks must
+        be finite: whoever gets a block next reads what stands in it, if only to weigh it by zero.
+        """
+        ...

@@ -1,0 +1,170 @@
+"""The model pair: target and drafters behind one face, and the step that runs them.
+
+Driven by the executor, in the launch thread only. It owns the slots and the target's KV tensors;
+each drafter owns its own state. A step takes its openings and blocks, drafts, computes all rows in
+one packed forward, chooses and accepts, and moves the counts last of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from ..kv.tensors import scrub
+from ..models.decoder import Decoder
+from .batch import assemble, wipe
+from .drafter import Drafter, Window
+from .logprobs import logprobs_of
+from .params import Method
+from .plan import Flight, Row, RowDone, StepDone, StepPlan, StepTimes
+from .slots import Slot, Slots
+from .work import Drawn, Work, draw, sampling_rows
+
+NOT_FINITE = "the model's numbers for this sequence are not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A flight that had landed when `launch` returned: its work was done there."""
+
+    done: StepDone
+
+    def land(self) -> StepDone:
+        return self.done
+
+
+class ModelPair:
+    """Implements spec.plan.Pair with a target decoder and one drafter per method.
+
+    caches: the target's KV, as kv.tensors.allocate lays it out for `block_size`. slots: how many
+    sequences may be open at once. max_len: how many positions a sequence may have, which no draft
+    exceeds. A sequence whose method has no drafter here is never drafted.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        caches: list[Tensor],
+        drafters: Mapping[Method, Drafter],
+        *,
+        slots: int,
+        max_len: int,
+        block_size: int,
+    ) -> None:
+        self._target = target
+        self._caches = caches
+        self._drafters = dict(drafters)
+        self._slots = Slots(slots, max_len)
+        self._block_size = block_size
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self._slots.reset()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Flight:
+        """Run the step.
+
+        When it raises, no count has moved, while the plan's openings and blocks have been taken
+        all the same: the slots are as after a step that computed nothing. Positions come from the
+        slots and never from the plan, so a row planned ahead of the last step's result starts
+        wherever that step ended. A row that was to sample but, as the step before it failed, does
+        not reach its last known token computes its tokens and samples nothing.
+        """
+        self._take(plan)
+        works = [self._resolve(row) for row in plan.rows]
+        laps = [perf_counter()]
+        self._draft(works)
+        laps.append(perf_counter())
+        drawn = self._compute(works, laps)
+        self._retry_undrafted(works, drawn)
+        rows = [_report(work, result) for work, result in zip(works, drawn, strict=True)]
+        self._settle(works, drawn)
+        laps.append(perf_counter())
+        times = StepTimes(*(b - a for a, b in pairwise(laps)))
+        return Landed(StepDone(plan.step, tuple(rows), times))
+
+    def _take(self, plan: StepPlan) -> None:
+        for opening in plan.openings:
+            slot = self._slots.open(opening)
+            if drafter := self._drafter(slot):
+                drafter.open(slot)
+        for row in plan.rows:
+            self._slots.of(row).blocks.extend(row.blocks)
+
+    def _resolve(self, row: Row) -> Work:
+        slot = self._slots.of(row)
+        left = slot.known - slot.computed
+        assert 0 < row.count <= left, f"sequence {row.seq}: {row.count} tokens planned, {left} left"
+        end = slot.computed + row.count
+        sample = row.sample and end == slot.known
+        wanted = min(row.draft, self._slots.max_len - end) if sample else 0
+        return Work(slot, slot.computed, row.count, sample, wanted)
+
+    def _draft(self, works: Sequence[Work]) -> None:
+        """Show every drafter its rows, and take its guesses where the plan wants some."""
+        for method, drafter in self._drafters.items():
+            own = [work for work in works if work.slot.method == method]
+            if not own:
+                continue
+            windows = [Window(work.slot, work.end, work.wanted) for work in own]
+            for work, draft in zip(own, drafter.propose(windows), strict=True):
+                work.draft = draft
+
+    def _compute(self, works: Sequence[Work], laps: list[float]) -> list[Drawn]:
+        """One packed forward and what was drawn from it; appends the time after each phase."""
+        batch = assemble([work.feed for work in works], self._target, self._block_size)
+        laps.append(perf_counter())
+        hidden = self._target.forward(batch, self._caches)
+        rows = sampling_rows(works)
+        logits = self._target.logits(hidden[rows]) if rows else hidden[:0]
+        laps.append(perf_counter())
+        drawn = draw(works, hidden, logits)
+        laps.append(perf_counter())
+        return drawn
+
+    def _retry_undrafted(self, works: Sequence[Work], drawn: list[Drawn]) -> None:
+        """A guess may be the very token that the model has no finite numbers for. A wrong guess
+        must not end a sequence: what failed with a draft is computed again without."""
+        failed = [i for i, work in enumerate(works) if work.draft and not drawn[i].finite]
+        if not failed:
+            return
+        for i in failed:
+            wipe(self._caches, works[i].feed, self._block_size)
+            works[i].draft = []
+        again = self._compute([works[i] for i in failed], [])
+        for i, result in zip(failed, again, strict=True):
+            drawn[i] = result
+
+    def _drafter(self, slot: Slot) -> Drafter | None:
+        return self._drafters.get(slot.method) if slot.method else None
+
+    def _settle(self, works: Sequence[Work], drawn: Sequence[Drawn]) -> None:
+        """Move the counts; of a sequence that has come to nothing, wipe the KV instead."""
+        for work, result in zip(works, drawn, strict=True):
+            if not result.finite:
+                # Masked keys count as zero times their value: a stale NaN would reach the sums
+                # of whoever gets the block next.
+                scrub(self._caches, work.slot.blocks)
+        for work, result in zip(works, drawn, strict=True):
+            if result.finite:
+                work.slot.advance(work.count + result.accepted, result.tokens)
+
+
+def _report(work: Work, drawn: Drawn) -> RowDone:
+    slot = work.slot
+    if not drawn.finite:
+        return RowDone(slot.seq, error=NOT_FINITE)
+    asked = slot.params.logprobs
+    return RowDone(
+        seq=slot.seq,
+        tokens=tuple(drawn.tokens),
+        drafted=len(work.draft),
+        accepted=drawn.accepted,
+        logprobs=() if asked is None else logprobs_of(drawn.logits, drawn.tokens, asked),
+    )

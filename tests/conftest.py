@@ -1,0 +1,10 @@
+"""Makes `support` importable from every test, keeps torch small and the model hub out of reach."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,202 @@
+"""The decoder against transformers, and against itself in other company."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.models.config import load_config
+from paceline.models.decoder import Decoder
+from paceline.models.errors import ModelError
+from paceline.models.weights import load_weights
+from support.packed import Packed, Piece, chunks, together
+from support.tiny_models import FAMILIES, VOCAB, save_tiny, tiny_config, tiny_model
+
+ROPES = {
+    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+    },
+}
+VARIANTS = {
+    **{family: (family, {}) for family in FAMILIES},
+    **{name: ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
+    "tied": ("qwen2", {"tie_word_embeddings": True}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "wide heads": ("qwen3", {"head_dim": 32, "attention_bias": True}),
+    "three to one": ("mistral", {"num_attention_heads": 6, "hidden_size": 96}),
+    "one to one": ("llama", {"num_key_value_heads": 4}),
+}
+
+
+def tokens_of(length: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(3, VOCAB) for _ in range(length)]
+
+
+def decoder_of(directory: Path, dtype: torch.dtype) -> Decoder:
+    return Decoder(load_config(directory), load_weights(directory), device="cpu", dtype=dtype)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
+    family, changes = VARIANTS[variant]
+    decoder = decoder_of(save_tiny(tmp_path, family, seed=3, **changes), torch.float32)
+    sequences = [tokens_of(200, 1), tokens_of(131, 2), tokens_of(70, 3)]
+    reference = tiny_model(family, 3, **changes)
+    with torch.no_grad():
+        wanted = [reference(torch.tensor([tokens])).logits[0] for tokens in sequences]
+    assert wanted[0].std() > 0.5  # flat logits would agree with anything
+
+    for block_size in (16, 32, 64):
+        dice = random.Random(block_size)
+        queues = [
+            chunks(i, len(tokens), [dice.randint(1, 90) for _ in range(5)])
+            for i, tokens in enumerate(sequences)
+        ]
+        whole = [[Piece(i, 0, len(tokens)) for i, tokens in enumerate(sequences)]]
+        for schedule in (whole, together(*queues)):
+            hidden = Packed(decoder, sequences, block_size, seed=block_size).run(schedule)
+            for rows, logits in zip(hidden, wanted, strict=True):
+                assert (decoder.logits(rows) - logits).abs().max() <= 1e-3
+
+
+class TestSameBitsInAnyCompany:
+    """Hidden states and logits of a sequence are those of feeding it alone, token by token."""
+
+    LENGTH = 400  # seven key tiles
+
+    @pytest.fixture(
+        scope="class",
+        params=[("llama", torch.float32), ("llama", torch.bfloat16), ("qwen3", torch.bfloat16)],
+        ids=lambda param: f"{param[0]}-{param[1]}".replace("torch.", ""),
+    )
+    def alone(
+        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> tuple[Decoder, list[list[int]], list[Tensor]]:
+        family, dtype = request.param
+        decoder = decoder_of(
+            save_tiny(
+                tmp_path_factory.mktemp(family),
+                family,
+                seed=5,
+                num_attention_heads=6,
+                hidden_size=96,
+                intermediate_size=200,
+            ),
+            dtype,
+        )
+        sequences = [tokens_of(n, n) for n in (self.LENGTH, 150, 67)]
+        packed = Packed(decoder, sequences, 16)
+        steps = [
+            [piece] for i, tokens in enumerate(sequences) for piece in chunks(i, len(tokens), [1])
+        ]
+        return decoder, sequences, packed.run(steps)
+
+    @settings(max_examples=12, deadline=None)
+    @given(
+        sizes=st.lists(
+            st.lists(st.one_of(st.integers(1, 6), st.integers(1, 180)), min_size=1, max_size=6),
+            min_size=3,
+            max_size=3,
+        ),
+        block_size=st.sampled_from([16, 32, 64]),
+    )
+    def test_any_schedule(self, alone, sizes: list[list[int]], block_size: int) -> None:
+        decoder, sequences, wanted = alone
+        queues = [chunks(i, len(s), sizes[i]) for i, s in enumerate(sequences)]
+        got = Packed(decoder, sequences, block_size).run(together(*queues))
+        for rows, reference in zip(got, wanted, strict=True):
+            assert torch.equal(rows, reference)
+
+    @pytest.mark.parametrize("window", [2, 3, 4, 5, 6, 17])
+    def test_windows_behind_a_prefill(self, alone, window: int) -> None:
+        """A short sequence beside a long one is padded to the long one's key tiles."""
+        decoder, sequences, wanted = alone
+        packed = Packed(decoder, sequences, 16)
+        packed.step([Piece(0, 0, 330), Piece(1, 0, 20), Piece(2, 0, 3)])
+        for step in range(3):
+            pieces = [
+                Piece(2, 3 + step * window, window),
+                Piece(0, 330 + step * window, window),
+                Piece(1, 20 + step, 1),
+            ]
+            for piece, rows in zip(pieces, packed.step(pieces), strict=True):
+                span = slice(piece.start, piece.start + piece.count)
+                assert torch.equal(rows, wanted[piece.seq][span])
+
+    def test_logits(self, alone) -> None:
+        decoder, _, wanted = alone
+        hidden = wanted[0]
+        whole = decoder.logits(hidden)
+        for count in (1, 2, 3, 5, 8, 16, 40, 80):
+            assert torch.equal(decoder.logits(hidden[7 : 7 + count]), whole[7 : 7 + count])
+
+
+def test_a_checkpoint_must_fit_its_config(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama")
+    config, tensors = load_config(directory), load_weights(directory)
+
+    def refusal(**changes: Tensor | None) -> str:
+        damaged = dict(tensors)
+        for name, tensor in changes.items():
+            name = name.replace("__", ".")
+            if tensor is None:
+                del damaged[name]
+            else:
+                damaged[name] = tensor
+        with pytest.raises(ModelError) as error:
+            Decoder(config, damaged, device="cpu", dtype=torch.float32)
+        return str(error.value)
+
+    assert "missing: model.norm.weight" in refusal(model__norm__weight=None)
+    assert "unknown: model.extra.weight" in refusal(model__extra__weight=torch.zeros(3))
+    assert "lm_head.weight is (5, 64), not (512, 64)" in refusal(lm_head__weight=torch.zeros(5, 64))
+    assert "and 13 more" in refusal(
+        **{name.replace(".", "__"): None for name in list(tensors)[:18]}
+    )
+
+
+def test_harmless_extras_are_ignored(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "llama", tie_word_embeddings=True)
+    config, tensors = load_config(directory), load_weights(directory)
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = torch.zeros(1)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    Decoder(config, tensors, device="cpu", dtype=torch.float32)
+
+
+def test_the_checkpoint_is_not_held_twice(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path, "qwen2")
+    tensors = load_weights(directory)
+    stored = sum(tensor.nbytes for tensor in tensors.values())
+    decoder = Decoder(load_config(directory), tensors, device="cpu", dtype=torch.float32)
+    assert not tensors
+    assert decoder.weight_bytes == stored
+
+
+def test_no_config_of_transformers_is_needed_beyond_reading(tmp_path: Path) -> None:
+    """Every family's tiny config survives the way through its file."""
+    for family in FAMILIES:
+        config = load_config(save_tiny(tmp_path / family, family))
+        assert (
+            config.architecture
+            == tiny_config(family, architectures=None).__class__.__name__[:-6] + "ForCausalLM"
+        )
