@@ -34,8 +34,8 @@ async def run(settings: Settings, display: Display) -> int:
 
     Raises ModelError when a model cannot be loaded and OSError when the address cannot be bound.
     """
-    asked_to_stop = _signals()
     parts = await load(settings, display)
+    asked_to_stop = _signals()  # while loading, a signal simply ends the process
     supervisor = Supervisor(parts)
     options = EdgeOptions(max_body=settings.max_body_bytes, keep_alive=settings.sse_keep_alive)
     site = await serve(make_app(supervisor.engine, options), settings.host, settings.port)

@@ -65,7 +65,7 @@ def _reporting(progress: Progress) -> type:
     class Reporting(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             silenced = {**kwargs, "disable": False, "file": io.StringIO()}
-            super().__init__(*args, **silenced)  # type: ignore[no-untyped-call]
+            super().__init__(*args, **silenced)
 
         def update(self, n: float | None = 1) -> Any:
             drawn = super().update(n)

@@ -101,6 +101,15 @@ def end_of(events, index: int = 0) -> Ended:
     return end
 
 
+async def ready(engine: Engine) -> None:
+    """The engine takes requests again."""
+    for _ in range(2000):
+        if engine.state == "ready":
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"the engine stays {engine.state}")
+
+
 async def settled(engine: Engine) -> dict[str, int]:
     """Block counts once nothing is open."""
     await asyncio.wait_for(engine.drained(), 10)
@@ -282,8 +291,7 @@ async def test_an_actors_bug_ends_open_streams_once_and_the_server_goes_on(monke
         for task in tasks:
             end = end_of(await task)
             assert end.reason == "error"
-        while engine.state != "ready":
-            await asyncio.sleep(0.001)
+        await ready(engine)
         assert pair.resets == 1
         again = await read(engine, ask("again"))
         want = expected(Letters().encode("hello"), 5, 20, frozenset({END}))
