@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..spec.params import Method, SamplingParams
+from ..spec.params import Granularity, Method, SamplingParams
 from ..spec.plan import (
     FinishReason,
     RowVerdict,
+    Source,
     StepDone,
     StepFailed,
     StepPlan,
@@ -47,12 +48,16 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 class Submit(_Message, frozen=True):
-    """api → admission. `n` sequences of one prompt; sequence i samples with seed + i."""
+    """api → admission. `n` sequences of one prompt; sequence i samples with seed + i.
+
+    granularity: a delta holds a step's tokens, or one token.
+    """
 
     request: str
     prompt: Prompt
     params: SamplingParams
     n: int = 1
+    granularity: Granularity = "step"
 
 
 class Abandon(_Message, frozen=True):
@@ -90,6 +95,7 @@ class Admit(_Message, frozen=True):
     params: SamplingParams
     method: Method | None
     k: int
+    granularity: Granularity = "step"
 
 
 class Refuse(_Message, frozen=True):
@@ -182,7 +188,8 @@ class Accepted(_Message, frozen=True):
 
 
 class Delta(_Message, frozen=True):
-    """Text of one step for choice `index`, with its tokens (and logprobs when asked for).
+    """Text of one step for choice `index`, with its tokens, where each came from, and logprobs
+    when asked for (of prompt tokens too, as their chunks are computed).
 
     `tokens` may be empty when held-back text is released, and `text` when it is held back.
     """
@@ -191,6 +198,8 @@ class Delta(_Message, frozen=True):
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    sources: tuple[Source, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Ended(_Message, frozen=True):

@@ -11,10 +11,16 @@ import msgspec
 
 Mode = Literal["auto", "off", "force"]
 Method = Literal["ngram", "draft"]
+Accept = Literal["coupled", "rejection"]
+Granularity = Literal["step", "token"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 MAX_DRAFT = 16
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 256
+MAX_GRAMMAR = 256 * 1024
 SEED_MAX = 2**63 - 1
 
 
@@ -46,12 +52,24 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a request wants to be drafted. None means the server's default.
 
     mode: `auto` lets the server decide, `off` never drafts, `force` drafts whenever it can.
-    k: draft tokens per step at most.
+    k: draft tokens per step at most. accept: `coupled` gives the text that the seed alone
+    determines; `rejection` (Leviathan et al. 2023, Chen et al. 2023) gives the same distribution,
+    and a text that also depends on the draft.
     """
 
     mode: Mode = "auto"
     method: Method | None = None
     k: int | None = None
+    accept: Accept = "coupled"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What the whole output must match. text: the JSON schema, the regular expression, the
+    context-free grammar (Lark), or the choices as a JSON array of strings; empty for
+    `json_object`, which admits any JSON object."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -59,6 +77,12 @@ class SamplingParams(msgspec.Struct, frozen=True):
     `max_tokens` (None: as many as fit) and `logprobs` (None: none wanted) until admission, and
     `seed` (None: admission draws one).
 
+    Penalties count tokens of the output (presence, frequency) or of prompt and output
+    (repetition). `logit_bias` adds to single tokens, `allowed_token_ids` (empty: all) and
+    `bad_words` forbid; `bad_tokens` are the bad words as token ids, filled in by admission.
+    Before `min_tokens` tokens no end token can be chosen and no stop string ends the text.
+    `include_stop` keeps the stop string in the text.
+    `prompt_logprobs` counts alternatives for each prompt token (None: none wanted).
     `logprobs` counts the alternatives to report beside the chosen token (0 reports only it).
     `stop_token_ids` end the text like the model's own end tokens, which `ignore_eos` disables.
     """
@@ -67,12 +91,24 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_tokens: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    grammar: Grammar | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     speculation: Speculation = Speculation()
 
     @property
@@ -93,6 +129,43 @@ def check(params: SamplingParams) -> None:
     need(p.top_k >= -1, "top_k", "at least 1, or 0 or -1 for no limit", p.top_k)
     need(0.0 < p.top_p <= 1.0, "top_p", "above 0 and at most 1", p.top_p)
     need(0.0 <= p.min_p <= 1.0, "min_p", "between 0 and 1", p.min_p)
+    need(0.0 < p.typical_p <= 1.0, "typical_p", "above 0 and at most 1", p.typical_p)
+    for name in ("presence_penalty", "frequency_penalty"):
+        need(-2.0 <= getattr(p, name) <= 2.0, name, "between -2 and 2", getattr(p, name))
+    need(
+        0.0 < p.repetition_penalty <= 10.0,
+        "repetition_penalty",
+        "above 0 and at most 10",
+        p.repetition_penalty,
+    )
+    for token, bias in p.logit_bias:
+        need(abs(bias) <= MAX_BIAS, f"logit_bias.{token}", "between -100 and 100", bias)
+    need(
+        len(p.bad_words) <= MAX_BAD_WORDS,
+        "bad_words",
+        f"at most {MAX_BAD_WORDS} strings",
+        len(p.bad_words),
+    )
+    need(all(p.bad_words), "bad_words", "free of empty strings", list(p.bad_words))
+    need(p.min_tokens >= 0, "min_tokens", "at least 0", p.min_tokens)
+    need(
+        p.max_tokens is None or p.min_tokens <= p.max_tokens,
+        "min_tokens",
+        "at most max_tokens",
+        p.min_tokens,
+    )
+    need(
+        p.grammar is None or len(p.grammar.text) <= MAX_GRAMMAR,
+        "response_format",
+        f"at most {MAX_GRAMMAR} characters",
+        p.grammar and len(p.grammar.text),
+    )
+    need(
+        p.prompt_logprobs is None or 0 <= p.prompt_logprobs <= MAX_LOGPROBS,
+        "prompt_logprobs",
+        f"between 0 and {MAX_LOGPROBS}",
+        p.prompt_logprobs,
+    )
     need(p.seed is None or 0 <= p.seed <= SEED_MAX, "seed", "between 0 and 2^63-1", p.seed)
     need(p.max_tokens is None or p.max_tokens >= 1, "max_tokens", "at least 1", p.max_tokens)
     need(len(p.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(p.stop))

@@ -12,6 +12,7 @@ import msgspec
 
 from .params import Method, SamplingParams
 
+Source = Literal["plain", "accepted", "recovered", "bonus"]
 FailureKind = Literal["step", "memory", "device"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -66,6 +67,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 class RowDone(msgspec.Struct, frozen=True):
     """What came of a row: `tokens` are the accepted draft tokens and then one more.
 
+    prompt_logprobs, if asked for, are those of the prompt tokens that follow the row's known ones.
     tokens is empty for a row that did not sample. `drafted` counts the draft tokens that were
     verified, `accepted` those that held. `error` says why this row alone has no result
     (for example logits that are not finite); its sequence is to be ended.
@@ -76,6 +78,7 @@ class RowDone(msgspec.Struct, frozen=True):
     drafted: int = 0
     accepted: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
 
 
@@ -92,7 +95,17 @@ class RowVerdict(msgspec.Struct, frozen=True):
     finish: FinishReason | None = None
     next_draft: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+
+    def source(self, i: int) -> Source:
+        """Where token i of the row came from: an accepted draft token, the one that took a
+        rejected one's place, the one beyond a draft that held, or a step without a draft."""
+        if i < self.accepted:
+            return "accepted"
+        if self.drafted == 0:
+            return "plain"
+        return "bonus" if self.accepted == self.drafted else "recovered"
 
 
 class StepTimes(msgspec.Struct, frozen=True):
