@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from typing import Literal
 
 import msgspec
 
 from ..spec.params import InputError, Method
 from .actor import Post
+from .detokenizer import Decode
 from .messages import Abandon, AbandonReason, Event, Inspect, Inspection, Message, Submit
 from .metrics import Metrics
 from .outbox import Outbox, Outboxes
@@ -75,7 +77,8 @@ class Stream:
 
 
 class Engine:
-    """The front of the actors. `piece` is the text of one token id."""
+    """The front of the actors. `piece` is the text of one token id, `decode` that of several,
+    special tokens left out."""
 
     def __init__(
         self,
@@ -84,10 +87,12 @@ class Engine:
         outboxes: Outboxes,
         metrics: Metrics,
         piece: Callable[[int], str],
+        decode: Decode,
     ) -> None:
         self.info = info
         self.metrics = metrics
-        self.piece = piece
+        self.piece = cache(piece)
+        self.decode = decode
         self.state: State = "loading"
         self._post = post
         self._outboxes = outboxes
@@ -112,7 +117,8 @@ class Engine:
                 status=409,
                 code="duplicate_request_id",
             )
-        outbox = self._outboxes.open(submit.request, submit.n)
+        merge = submit.granularity == "step"
+        outbox = self._outboxes.open(submit.request, submit.n, merge=merge)
         self._post.send("admission", submit)
         return Stream(submit.request, outbox, self._post)
 

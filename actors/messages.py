@@ -71,7 +71,8 @@ class Abandon(_Message, frozen=True):
 
 
 class Encoded(_Message, frozen=True):
-    """admission's text thread → admission: the prompt's tokens, or why there are none.
+    """admission's threads → admission: the prompt's tokens and the bad words' (any grammar has
+    been compiled too), or what cannot be done and the field at fault.
 
     ticket: which encoding this is, as a request id may be used again once it has ended.
     """
@@ -79,7 +80,9 @@ class Encoded(_Message, frozen=True):
     request: str
     ticket: int
     ids: tuple[int, ...] = ()
+    bad_tokens: tuple[tuple[int, ...], ...] = ()
     error: str | None = None
+    param: str | None = None
 
 
 class Admit(_Message, frozen=True):
@@ -181,10 +184,11 @@ class ActorDown(_Message, frozen=True):
 
 
 class Accepted(_Message, frozen=True):
-    """First event of an admitted request."""
+    """First event of an admitted request. prompt: its token ids."""
 
     prompt_tokens: int
     seed: int
+    prompt: tuple[int, ...] = ()
 
 
 class Delta(_Message, frozen=True):

@@ -1,7 +1,8 @@
 """Outboxes: where a request's events wait for the handler that sends them.
 
-The streamer puts, the handler takes. Deltas that nobody has taken yet are merged, so an outbox
-holds no more than the request's text however slow its client is, and putting never waits.
+The streamer puts, the handler takes, and putting never waits. An outbox holds no more than the
+request's text however slow its client is: deltas that nobody has taken yet are merged, unless the
+client wants every token in a delta of its own.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from .record import RequestRecord
 
 
 class Outbox:
-    """Unsent events of one request. One taker."""
+    """Unsent events of one request. One taker. merge: whether deltas may become one."""
 
-    def __init__(self, record: RequestRecord) -> None:
+    def __init__(self, record: RequestRecord, *, merge: bool = True) -> None:
         self.record = record
+        self._merge = merge
         self._events: deque[Event] = deque()
         self._wake = asyncio.Event()
         self._deaf = False
@@ -27,9 +29,9 @@ class Outbox:
         self.record.note(event)
         if self._deaf:
             return
-        last = self._events[-1] if self._events else None
+        last = self._events[-1] if self._events and self._merge else None
         if isinstance(event, Delta) and isinstance(last, Delta) and last.index == event.index:
-            self._events[-1] = _merge(last, event)
+            self._events[-1] = _merged(last, event)
         else:
             self._events.append(event)
         self._wake.set()
@@ -65,8 +67,8 @@ class Outboxes:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request: str, sequences: int) -> Outbox:
-        outbox = Outbox(RequestRecord(request, sequences, self._metrics))
+    def open(self, request: str, sequences: int, *, merge: bool = True) -> Outbox:
+        outbox = Outbox(RequestRecord(request, sequences, self._metrics), merge=merge)
         self._open[request] = outbox
         self.empty.clear()
         return outbox
@@ -95,5 +97,12 @@ class Outboxes:
                     self.put(request, Ended(index, "error", outbox.record.usage, error))
 
 
-def _merge(a: Delta, b: Delta) -> Delta:
-    return Delta(a.index, a.text + b.text, a.tokens + b.tokens, a.logprobs + b.logprobs)
+def _merged(a: Delta, b: Delta) -> Delta:
+    return Delta(
+        index=a.index,
+        text=a.text + b.text,
+        tokens=a.tokens + b.tokens,
+        logprobs=a.logprobs + b.logprobs,
+        sources=a.sources + b.sources,
+        prompt_logprobs=a.prompt_logprobs + b.prompt_logprobs,
+    )

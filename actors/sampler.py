@@ -7,7 +7,7 @@ for it.
 
 from __future__ import annotations
 
-from ..spec.judge import Judge
+from ..spec.judge import Bounds, Judge
 from ..spec.pacing import Pace
 from ..spec.params import Method
 from ..spec.plan import StepDone, StepFailed
@@ -47,14 +47,9 @@ class Sampler(Actor):
                 raise TypeError(f"the sampler has no use for {type(message).__name__}")
 
     def _open(self, admit: Admit) -> None:
-        params = admit.params
-        ends = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends |= self._ends
-        assert params.max_tokens is not None, "admission fills in max_tokens"
         self._methods[admit.seq] = admit.method
         pace = Pace(admit.k if admit.method else 0)
-        self._judge.open(admit.seq, ends=ends, max_tokens=params.max_tokens, pace=pace)
+        self._judge.open(admit.seq, Bounds.of(admit.params, self._ends), pace)
 
     def _judge_step(self, done: StepDone) -> None:
         verdicts = (self._judge.judge(row) for row in done.rows)

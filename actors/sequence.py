@@ -18,6 +18,7 @@ class Sequence:
     air: rows that have been launched and not judged, oldest first.
     delivered: how many of the lease's blocks the pair has been told of; None until its slot is
     opened there.
+    reported: how many were computed before a preemption: what is told of them has been told.
     suspect: a step that held this sequence failed; it is tried alone until one succeeds.
     """
 
@@ -30,6 +31,7 @@ class Sequence:
     next_draft: int = 0
     computed: int = 0
     delivered: int | None = None
+    reported: int = 0
     suspect: bool = False
     preemptions: int = 0
     air: deque[Row] = field(default_factory=deque)
@@ -65,7 +67,15 @@ class Sequence:
         return self.computed + sum(row.count + row.draft for row in self.air)
 
     def opening(self, slot: int) -> Opening:
-        return Opening(self.seq, slot, tuple(self.tokens), self.params, self.method)
+        return Opening(
+            seq=self.seq,
+            slot=slot,
+            tokens=tuple(self.tokens),
+            params=self.params,
+            method=self.method,
+            prompt=self.prompt_tokens,
+            reported=self.reported,
+        )
 
     def land(self, verdict: RowVerdict) -> None:
         """Take the result of the oldest row in the air."""
@@ -82,6 +92,7 @@ class Sequence:
     def preempt(self) -> None:
         """Back to nothing computed; every token stays known."""
         assert not self.air, "a sequence in the air cannot be preempted"
+        self.reported = max(self.reported, self.computed)
         self.computed = 0
         self.delivered = None
         self.preemptions += 1

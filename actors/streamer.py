@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..spec.plan import RowVerdict
 from .actor import Actor, Address, Post
+from .detokenizer import Decode
 from .messages import (
     Accepted,
     Admit,
@@ -22,7 +24,8 @@ from .messages import (
     Verdict,
 )
 from .outbox import Outboxes
-from .text import Decode, Release, TextState
+from .stops import Stops
+from .text import Release, TextState
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class Streamer(Actor):
                 for row in message.rows:
                     channel = self._channels.get(row.seq)
                     if channel is not None and not channel.stopped:
-                        self._show(channel, channel.text.feed(row.tokens, row.logprobs), row.seq)
+                        self._take(channel, row)
             case Admit():
                 self._open(message)
             case SeqClosed():
@@ -71,15 +74,25 @@ class Streamer(Actor):
                 raise TypeError(f"the streamer has no use for {type(message).__name__}")
 
     def _open(self, admit: Admit) -> None:
-        text = TextState(self._decode, admit.params.stop)
+        params = admit.params
+        stops = Stops(params.stop, params.min_tokens, params.include_stop)
+        text = TextState(self._decode, stops, admit.granularity)
         self._channels[admit.seq] = _Channel(admit.request, admit.index, text)
         if admit.index == 0:
-            assert admit.params.seed is not None, "admission draws the seed"
-            self._outboxes.put(admit.request, Accepted(len(admit.prompt), admit.params.seed))
+            assert params.seed is not None, "admission draws the seed"
+            accepted = Accepted(len(admit.prompt), params.seed, admit.prompt)
+            self._outboxes.put(admit.request, accepted)
+
+    def _take(self, channel: _Channel, row: RowVerdict) -> None:
+        if row.prompt_logprobs:
+            delta = Delta(channel.index, "", prompt_logprobs=row.prompt_logprobs)
+            self._outboxes.put(channel.request, delta)
+        sources = [row.source(i) for i in range(len(row.tokens))]
+        self._show(channel, channel.text.feed(row.tokens, row.logprobs, sources), row.seq)
 
     def _show(self, channel: _Channel, release: Release, seq: int) -> None:
-        if release.text or release.tokens:
-            delta = Delta(channel.index, release.text, release.tokens, release.logprobs)
+        for piece in release.pieces:
+            delta = Delta(channel.index, piece.text, piece.tokens, piece.logprobs, piece.sources)
             self._outboxes.put(channel.request, delta)
         if release.stopped:
             channel.stopped = True

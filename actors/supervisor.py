@@ -13,14 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from ..kv.ledger import Ledger
 from ..spec.plan import FailureKind, Pair
 from .actor import Actor, Post
-from .admission import Admission, AdmissionLimits, Encoder
+from .admission import Admission, AdmissionLimits
+from .detokenizer import Decode
 from .engine import Engine, ServingInfo
 from .executor import DeviceLost, Executor
 from .metrics import Metrics
@@ -29,7 +31,7 @@ from .planner import Limits, Planner
 from .sampler import Sampler
 from .scheduler import Scheduler
 from .streamer import Streamer
-from .text import Decode
+from .workshop import Encoder, Grammars, NoGrammars, Workshop
 
 log = structlog.get_logger("paceline.supervisor")
 
@@ -37,13 +39,15 @@ EXIT_GAVE_UP = 70
 EXIT_DEVICE = 71
 REBUILDS_PER_MINUTE = 5
 CANCEL_SECONDS = 5.0  # more than any step takes
+COMPILING = 4  # grammars at once, so that one that is known need not wait for one that is slow
 
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """What the actors are built around. The two threads are already running.
+    """What the actors are built around. The threads are already running.
 
     launch: the only thread that touches `pair`. text: the only one that touches `encoder`.
+    grammars: compiled in the threads of `compiling`, followed by the pair in the launch thread.
     decode and piece belong to the event loop's thread.
     """
 
@@ -58,6 +62,15 @@ class Parts:
     ends: frozenset[int]
     limits: Limits
     admission: AdmissionLimits
+    grammars: Grammars = field(default_factory=NoGrammars)
+    compiling: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, COMPILING, "paceline-compile")
+    )
+
+    @property
+    def workshop(self) -> Workshop:
+        """What prepares requests."""
+        return Workshop(self.encoder, self.grammars, self.text, self.compiling)
 
 
 class Supervisor:
@@ -72,7 +85,9 @@ class Supervisor:
         self._metrics = Metrics()
         self._outboxes = Outboxes(self._metrics)
         info = parts.info
-        self.engine = Engine(info, self._post, self._outboxes, self._metrics, parts.piece)
+        self.engine = Engine(
+            info, self._post, self._outboxes, self._metrics, parts.piece, parts.decode
+        )
         self.failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._executor: Executor
@@ -107,7 +122,7 @@ class Supervisor:
         ledger = Ledger(info.blocks, info.block_size, info.max_num_seqs)
         self._executor = Executor(post, parts.pair, parts.launch, parts.classify)
         actors: list[Actor] = [
-            Admission(post, parts.encoder, parts.text, parts.admission),
+            Admission(post, parts.workshop, parts.admission),
             Scheduler(post, Planner(ledger, parts.limits), metrics),
             self._executor,
             Sampler(post, parts.ends, metrics),

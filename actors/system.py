@@ -29,6 +29,7 @@ from ..models.weights import load_weights
 from ..spec.draft_model import DraftModel
 from ..spec.drafter import Drafter
 from ..spec.failure import classify
+from ..spec.grammar import Grammars
 from ..spec.ngram import NgramDrafter
 from ..spec.pacing import DEFAULT_K
 from ..spec.pair import ModelPair
@@ -70,6 +71,7 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
         launch=launch,
         text=text,
         encoder=encoder,
+        grammars=built.grammars,
         decode=codec.decode,
         piece=codec.piece,
         ends=frozenset(built.ends),
@@ -94,6 +96,7 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
 class _Built:
     directory: Path
     pair: ModelPair
+    grammars: Grammars
     info: ServingInfo
     ends: tuple[int, ...]
     vocab_size: int
@@ -120,6 +123,9 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     def place(shape: KvShape) -> list[torch.Tensor]:
         return allocate(shape, blocks, settings.block_size, dtype, device)
 
+    config = target.decoder.config
+    codec = TextCodec.load(target.directory)
+    grammars = Grammars(codec.json, config.vocab_size, frozenset(config.eos_ids))
     drafters: dict[Method, Drafter] = {"ngram": NgramDrafter()}
     if draft is not None:
         drafters["draft"] = DraftModel(draft.decoder, place(draft.kv), settings.block_size)
@@ -130,10 +136,11 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         slots=settings.max_num_seqs,
         max_len=length,
         block_size=settings.block_size,
+        ends=frozenset(config.eos_ids),
+        grammars=grammars,
     )
     methods = tuple(drafters)
     default_method = _default_method(settings, draft is not None)
-    config = target.decoder.config
     per_token = target.kv.bytes_per_token + (draft.kv.bytes_per_token if draft else 0)
     info = ServingInfo(
         model=settings.public_name,
@@ -151,7 +158,7 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         kv_bytes=blocks * settings.block_size * per_token,
         weight_bytes=target.decoder.weight_bytes + (draft.decoder.weight_bytes if draft else 0),
     )
-    return _Built(target.directory, pair, info, config.eos_ids, config.vocab_size)
+    return _Built(target.directory, pair, grammars, info, config.eos_ids, config.vocab_size)
 
 
 def _model(

@@ -14,10 +14,11 @@ from aiohttp import web
 
 from ..actors.messages import Delta
 from ..spec.params import InputError
+from .ask import Ask
 from .boundary import ENGINE, OPTIONS, request_id
 from .dialect import Dialect, Reply
 from .errors import encode_error, internal_error
-from .schema import Ask, decode_ask, decode_json
+from .schema import decode_ask, decode_json
 from .sse import EventStream
 from .turn import Turn
 
@@ -34,7 +35,7 @@ async def respond(request: web.Request, kind: type[Dialect[Any, Any]]) -> web.St
     turn = Turn(engine, ask, ident)
     try:
         await turn.accepted()
-        dialect = kind(engine, ask)
+        dialect = kind(turn)
         reply = Reply(
             id=kind.id_prefix + ident,
             object=kind.chunk_object if ask.stream else kind.whole_object,
@@ -66,7 +67,7 @@ async def read_json(request: web.Request) -> bytes:
 
 
 async def _whole(
-    request: web.Request, turn: Turn, dialect: Dialect[Any, Any], reply: Reply
+    request: web.Request, turn: Turn[Any], dialect: Dialect[Any, Any], reply: Reply
 ) -> web.StreamResponse:
     deltas: defaultdict[int, list[Delta]] = defaultdict(list)
     reasons: dict[int, str] = {}
@@ -83,7 +84,7 @@ async def _whole(
 
 
 async def _stream(
-    request: web.Request, turn: Turn, dialect: Dialect[Any, Any], reply: Reply
+    request: web.Request, turn: Turn[Any], dialect: Dialect[Any, Any], reply: Reply
 ) -> web.StreamResponse:
     async with EventStream(request, request.app[OPTIONS].keep_alive) as events:
         try:
@@ -100,7 +101,7 @@ async def _stream(
 
 
 async def _send_chunks(
-    events: EventStream, turn: Turn, dialect: Dialect[Any, Any], reply: Reply
+    events: EventStream, turn: Turn[Any], dialect: Dialect[Any, Any], reply: Reply
 ) -> None:
     options = turn.ask.stream_options
     wants_usage = options is not None and options.include_usage
@@ -117,7 +118,7 @@ async def _send_chunks(
     async for event in turn:
         if not isinstance(event, Delta):
             await send(dialect.ending(event.index, event.reason))
-        elif event.text or event.logprobs:
+        elif dialect.shows(event):
             await send(dialect.delta(event))
     if wants_usage:
         reply.choices, reply.usage = (), turn.usage()

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from ..actors.messages import Delta
 from .answer import respond
-from .dialect import Dialect, finite, joined
+from .dialect import Beside, Dialect, finite, joined
 from .schema import ChatAsk
 
 
@@ -38,14 +38,14 @@ class ChatText(msgspec.Struct, frozen=True, omit_defaults=True):
     content: str | None = None
 
 
-class ChatDelta(msgspec.Struct, frozen=True):
+class ChatDelta(Beside, frozen=True):
     index: int
     delta: ChatText
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 
-class ChatChoice(msgspec.Struct, frozen=True):
+class ChatChoice(Beside, frozen=True):
     index: int
     message: ChatText
     logprobs: ChatLogprobs | None
@@ -63,15 +63,15 @@ class ChatDialect(Dialect[ChatAsk, ChatLogprobs]):
             yield ChatDelta(index, ChatText("assistant", ""))
 
     def delta(self, delta: Delta) -> ChatDelta:
-        text = ChatText(content=delta.text)
-        return ChatDelta(delta.index, text, self.piece_logprobs(delta))
+        text, beside = ChatText(content=delta.text), self.beside(delta.index, [delta])
+        return ChatDelta(delta.index, text, self.piece_logprobs(delta), **beside)
 
     def ending(self, index: int, reason: str) -> ChatDelta:
         return ChatDelta(index, ChatText(), finish_reason=reason)
 
     def whole(self, index: int, deltas: list[Delta], reason: str) -> ChatChoice:
-        message = ChatText("assistant", joined(deltas))
-        return ChatChoice(index, message, self.logprobs(index, deltas), reason)
+        message, beside = ChatText("assistant", joined(deltas)), self.beside(index, deltas)
+        return ChatChoice(index, message, self.logprobs(index, deltas), reason, **beside)
 
     def logprobs(self, index: int, deltas: list[Delta]) -> ChatLogprobs | None:
         if not self.ask.logprobs:

@@ -5,7 +5,8 @@ Client frames:
   {"type": "cancel", "id"}
   {"type": "ping"}
 Server frames:
-  {"type": "delta", "id", "text"}      with "index" when n > 1, "logprobs" when asked for
+  {"type": "delta", "id", "text"}      with "index" when n > 1; when asked for "logprobs",
+                                       "token_ids", "token_sources", "prompt_logprobs"
   {"type": "end", "id", "finish_reason", "usage", "seed"}
       n > 1: one frame per choice, with its "index"; "usage" and "seed" only in the last one
   {"type": "error", "id", "error"}     ends the turn that runs under this id, or complains about
@@ -25,13 +26,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..spec.params import InputError
+from .ask import Ask
 from .boundary import is_id
 from .chat import ChatDialect
 from .completions import CompletionDialect
-from .dialect import Dialect
+from .dialect import Beside, Dialect
 from .errors import ErrorBody
 from .neutral import Table, without_neutral
-from .schema import Ask, decode_ask
+from .schema import decode_ask
 from .turn import UsageTotals
 
 _STREAM_NEUTRAL: Table = {
@@ -40,7 +42,7 @@ _STREAM_NEUTRAL: Table = {
 }
 
 
-class DeltaFrame(msgspec.Struct, tag="delta"):
+class DeltaFrame(Beside, frozen=True, tag="delta"):
     id: str
     text: str
     index: int | UnsetType = UNSET
@@ -86,6 +88,6 @@ def read_start(frame: dict[str, Any], model: str) -> tuple[Ask, type[Dialect[Any
     if ("messages" in frame) == ("prompt" in frame):
         raise InputError("give either messages or prompt", param="messages", code="missing_field")
     kind: type[Dialect[Any, Any]] = ChatDialect if "messages" in frame else CompletionDialect
-    fields = {"model": model, **without_neutral(frame, _STREAM_NEUTRAL)}
+    fields = {"model": model, **without_neutral(frame, _STREAM_NEUTRAL), "stream": True}
     ask: Ask = decode_ask(fields, kind.ask_type, model)
     return ask, kind

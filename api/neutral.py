@@ -16,19 +16,14 @@ Table = Mapping[str, tuple[object, ...]]
 NEUTRAL: Table = {
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
     "metadata": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_cache_key": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -38,6 +33,7 @@ NEUTRAL: Table = {
     "verbosity": (),
     "web_search_options": (),
 }
+CHAT_NEUTRAL: Table = {**NEUTRAL, "echo": (False,)}
 MESSAGE_NEUTRAL: Table = {
     "annotations": ([],),
     "audio": (),

@@ -1,4 +1,4 @@
-"""What a client may send to the two generating endpoints, and how it becomes a `Submit`.
+"""What a client may send to each of the two generating endpoints, and how it is read.
 
 Read by the HTTP handlers and by the socket. Decoding is strict: an unknown field, a wrong type and
 a field whose value would ask for something this server does not do are refused by name.
@@ -6,23 +6,18 @@ a field whose value would ask for something this server does not do are refused 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from ..actors.messages import ChatPrompt, Prompt, Submit, TextPrompt, TokenPrompt
-from ..spec.params import MAX_LOGPROBS, InputError, SamplingParams, Speculation, check
+from ..actors.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ..spec.params import InputError
+from .ask import Ask, AskT
 from .errors import from_validation, model_not_found
-from .neutral import MESSAGE_NEUTRAL, NEUTRAL, without_neutral
-
-MAX_CHOICES = 128
-INT32_MAX = 2**31 - 1
-
-TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
-Limit = Annotated[int, Meta(ge=1, le=INT32_MAX)]
-Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-_DEFAULT = SamplingParams()
+from .fields import Alternatives, TokenId
+from .neutral import CHAT_NEUTRAL, MESSAGE_NEUTRAL, NEUTRAL, Table, without_neutral
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,77 +37,9 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    include_usage: bool = False
-
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both endpoints share. Defaults are the sampler's own."""
-
-    model: str
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: Limit | None = None
-    max_completion_tokens: Limit | None = None
-    stop: str | list[str] = []
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
-    seed: int | None = None
-    temperature: float = _DEFAULT.temperature
-    top_p: float = _DEFAULT.top_p
-    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = _DEFAULT.top_k
-    min_p: float = _DEFAULT.min_p
-    ignore_eos: bool = False
-    stop_token_ids: list[TokenId] = []
-    user: str | None = None
-    speculation: Speculation = _DEFAULT.speculation
-
-    def alternatives(self) -> int | None:
-        """How many alternatives to report per token; None: no log probabilities."""
-        raise NotImplementedError
-
-    def content(self) -> Prompt:
-        """The prompt in the engine's words."""
-        raise NotImplementedError
-
-    def submit(self, request: str) -> Submit:
-        """The whole request, checked. Raises InputError naming the field at fault."""
-        if self.stream_options is not None and not self.stream:
-            raise InputError(
-                "stream_options is only allowed when stream is true", param="stream_options"
-            )
-        params = SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=self.seed,
-            max_tokens=self._limit(),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logprobs=self.alternatives(),
-            speculation=self.speculation,
-        )
-        check(params)
-        return Submit(request, self.content(), params, self.n)
-
-    def spelling(self, param: str | None) -> str | None:
-        """A parameter's name as this client wrote it."""
-        if param == "max_tokens" and self.max_tokens is None and self.max_completion_tokens:
-            return "max_completion_tokens"
-        return param
-
-    def _limit(self) -> int | None:
-        new, old = self.max_completion_tokens, self.max_tokens
-        if new is not None and old is not None and new != old:
-            raise InputError(
-                f"max_completion_tokens ({new}) and max_tokens ({old}) differ; give one",
-                param="max_completion_tokens",
-            )
-        return old if new is None else new
-
-
 class ChatAsk(Ask, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    neutral: ClassVar[Table] = CHAT_NEUTRAL
+
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
@@ -129,11 +56,32 @@ class ChatAsk(Ask, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionAsk(Ask, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """echo: the prompt's text stands before the answer's, and its tokens among the logprobs."""
+
+    neutral: ClassVar[Table] = NEUTRAL
+
     prompt: str | list[str | TokenId | list[TokenId]]
+    echo: bool = False
     logprobs: Alternatives | None = None
 
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    def prompt_alternatives(self) -> int | None:
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
+
+    @property
+    def wants_prompt(self) -> bool:
+        return self.echo or super().wants_prompt
+
+    def opening(self, decode: Callable[[Sequence[int]], str]) -> str:
+        match self.content() if self.echo else None:
+            case TextPrompt(text):
+                return text
+            case TokenPrompt(ids):
+                return decode(ids)
+        return ""
 
     def content(self) -> Prompt:
         prompt: str | list[Any] = self.prompt
@@ -148,9 +96,6 @@ class CompletionAsk(Ask, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not all(isinstance(token, int) for token in prompt):
             raise InputError("prompt: token ids and texts cannot be mixed", param="prompt")
         return TokenPrompt(tuple(prompt))
-
-
-AskT = TypeVar("AskT", bound=Ask)
 
 
 def decode_json(raw: bytes | str) -> dict[str, Any]:
@@ -170,7 +115,7 @@ def decode_ask(fields: dict[str, Any], kind: type[AskT], model: str) -> AskT:
     Raises InputError naming the field: unknown, unsupported, of a wrong type, or (404) a model
     that is not served. A null stands for a field that is not given.
     """
-    fields = without_neutral(fields, NEUTRAL)
+    fields = without_neutral(fields, kind.neutral)
     names = kind.__struct_fields__
     fields = {key: it for key, it in fields.items() if it is not None or key not in names}
     messages = fields.get("messages")

@@ -58,7 +58,7 @@ class Conversation:
         self._engine = engine
         self._options = options
         self._ident = ident
-        self._turns: dict[str, Turn] = {}
+        self._turns: dict[str, Turn[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
 
@@ -113,7 +113,7 @@ class Conversation:
             )
         ask, kind = read_start(frame, self._engine.info.model)
         turn = self._turns[ident] = Turn(self._engine, ask, self._request(ident))
-        task = group.create_task(self._run(ident, turn, kind(self._engine, ask)))
+        task = group.create_task(self._run(ident, turn, kind(turn)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -130,7 +130,7 @@ class Conversation:
 
     # --- turns -------------------------------------------------------------------------------
 
-    async def _run(self, ident: str, turn: Turn, dialect: Dialect[Any, Any]) -> None:
+    async def _run(self, ident: str, turn: Turn[Any], dialect: Dialect[Any, Any]) -> None:
         """One turn's task. Reports every failure to the client, and ends quietly without one."""
         try:
             with suppress(ConnectionResetError):
@@ -141,14 +141,14 @@ class Conversation:
             del self._turns[ident]
 
     async def _answer(
-        self, ident: str, turn: Turn, dialect: Dialect[Any, Any]
+        self, ident: str, turn: Turn[Any], dialect: Dialect[Any, Any]
     ) -> InputError | None:
         try:
             await turn.accepted()
             async for event in turn:
                 if not isinstance(event, Delta):
                     await self._end(ident, turn, event.index, event.reason, turn.over)
-                elif event.text or event.logprobs:
+                elif dialect.shows(event):
                     await self._send(_delta(ident, event, turn.ask.n, dialect))
         except ConnectionResetError:
             raise
@@ -162,7 +162,7 @@ class Conversation:
             return internal_error()
         return None
 
-    async def _end(self, ident: str, turn: Turn, index: int, reason: str, last: bool) -> None:
+    async def _end(self, ident: str, turn: Turn[Any], index: int, reason: str, last: bool) -> None:
         frame = EndFrame(ident, reason)
         if turn.ask.n > 1:
             frame.index = index
@@ -176,12 +176,12 @@ class Conversation:
 
 
 def _delta(ident: str, delta: Delta, n: int, dialect: Dialect[Any, Any]) -> DeltaFrame:
-    frame = DeltaFrame(ident, delta.text)
+    fields = dialect.beside(delta.index, [delta])
     if n > 1:
-        frame.index = delta.index
+        fields["index"] = delta.index
     if (logprobs := dialect.piece_logprobs(delta)) is not None:
-        frame.logprobs = logprobs
-    return frame
+        fields["logprobs"] = logprobs
+    return DeltaFrame(ident, delta.text, **fields)
 
 
 def _named(ident: str | None) -> str:

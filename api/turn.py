@@ -7,14 +7,14 @@ ends, and adds up what they used. Whoever makes one closes it in a `finally`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import msgspec
 
 from ..actors.messages import Accepted, Delta, Ended, Event, Refused, SpeculationUsage, Usage
 from ..spec.params import InputError
+from .ask import AskT
 from .errors import engine_error
-from .schema import Ask
 
 if TYPE_CHECKING:
     from ..actors.engine import Engine
@@ -34,15 +34,18 @@ class UsageTotals(msgspec.Struct, frozen=True):
     speculation: SpeculationUsage
 
 
-class Turn:
+class Turn(Generic[AskT]):
     """Iterate it after `accepted()`: Delta and Ended events, until every choice has ended.
 
-    Raises InputError with the refusal's own status, or 500 when the engine failed.
+    Raises InputError with the refusal's own status, or 500 when the engine failed. `prompt` and
+    `seed` are known once it is accepted.
     """
 
-    def __init__(self, engine: Engine, ask: Ask, request: str) -> None:
+    def __init__(self, engine: Engine, ask: AskT, request: str) -> None:
+        self.engine = engine
         self.ask = ask
         self.seed: int | None = None
+        self.prompt: tuple[int, ...] = ()
         self._prompt_tokens = 0
         self._ended: dict[int, Usage] = {}
         self._stream = engine.open(ask.submit(request))
@@ -53,6 +56,9 @@ class Turn:
         match await anext(self._events, None):
             case Accepted() as event:
                 self._prompt_tokens, self.seed = event.prompt_tokens, event.seed
+                self.prompt = event.prompt
+                if opening := self.ask.opening(self.engine.decode):
+                    self._events = _opened(self._events, opening)
             case Refused() as event:
                 raise InputError(
                     event.message,
@@ -64,7 +70,7 @@ class Turn:
             case _:
                 raise engine_error("the answer broke off")
 
-    def __aiter__(self) -> Turn:
+    def __aiter__(self) -> Turn[AskT]:
         return self
 
     async def __anext__(self) -> Delta | Ended:
@@ -113,3 +119,18 @@ class Turn:
     def close(self) -> None:
         """Abandon what has not ended. Synchronous, idempotent."""
         self._stream.close()
+
+
+async def _opened(events: AsyncIterator[Event], opening: str) -> AsyncIterator[Event]:
+    """The events with a text before that of every choice, even of one that ends at once."""
+    begun: set[int] = set()
+    async for event in events:
+        match event:
+            case Delta(index=index) if index not in begun:
+                begun.add(index)
+                yield msgspec.structs.replace(event, text=opening + event.text)
+            case Ended(index=index) if index not in begun:
+                yield Delta(index, opening)
+                yield event
+            case _:
+                yield event

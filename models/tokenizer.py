@@ -52,6 +52,12 @@ class TextCodec:
         return len(self._tokenizer)
 
     @property
+    def json(self) -> str:
+        """The whole tokenizer, as a `tokenizer.json` would hold it."""
+        text: str = self._backend.to_str()
+        return text
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
@@ -61,6 +67,10 @@ class TextCodec:
         Raises ValueError for text that is not Unicode (a lone surrogate).
         """
         return self._encode(text, marks=True)
+
+    def encode_part(self, text: str) -> list[int]:
+        """Ids of a text that stands within another: no marks. Raises ValueError like `encode`."""
+        return self._encode(text, marks=False)
 
     def encode_chat(self, turns: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, `{"role", "content"}` each, up to where the assistant speaks.

@@ -1,55 +1,165 @@
-"""Sampling parameters of packed logit rows: what `choose` needs beside the logits.
+"""From logits to tokens: processors, sampling parameters and noise of packed rows.
 
 Used by the model pair for the target's choices and by the draft model for its guesses, so that
-both draw with the same parameters and the same noise.
+both draw with the same parameters and, unless told otherwise, the same noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.limits import COLDEST, bounds
 from ..kernels.noise import noise_key
 from ..kernels.sample import choose
 from .params import SamplingParams
+from .slots import Slot
+
+NOTHING = -1
+"""Stands for a token where none is allowed."""
+
+TEXT, DRAFT, ACCEPT = 0, 1, 2
+"""Streams of noise, independent of each other: the text's own, that of guesses which may not know
+the text's, and that of the decisions of rejection sampling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """`count` consecutive tokens to choose for one sequence, at indices `first` and up."""
+    """Tokens to choose for one sequence: those that follow its tokens before `upto` and then
+    draft[:j], for j = first … len(draft), with noise of `stream`."""
 
-    params: SamplingParams
-    first: int
-    count: int = 1
+    slot: Slot
+    upto: int
+    draft: Sequence[int] = ()
+    first: int = 0
+    stream: int = TEXT
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.slot.params
+
+    @property
+    def count(self) -> int:
+        return 1 + len(self.draft) - self.first
+
+    def process(self, logits: Tensor) -> Tensor | None:
+        """The sites' raw logits [count, V] as float32 with the sequence's processors applied, or
+        None when it has none."""
+        processors = self.slot.processors
+        if processors is None:
+            return None
+        rows = logits.to(torch.float32, copy=True)
+        processors.run(rows, self.slot.tokens[: self.upto], self.draft, self.first)
+        return rows
 
 
-def choose_at(logits: Tensor, sites: Iterable[Sites]) -> Tensor:
-    """The tokens [N] int64 of logits [N, V], whose rows are the sites' tokens in order.
+def noise_keys(sites: Sequence[Sites]) -> NDArray[np.int64]:
+    """Noise keys of all tokens of the sites: functions of the seed, the stream, and the index at
+    which a token will stand."""
+    assert all(site.params.seed is not None for site in sites), "admission draws the seeds"
+    each = [(s.params.seed, s.stream, s.upto + s.first, s.count) for s in sites]
+    seeds, streams, starts, counts = np.array(each, dtype=np.int64).T
+    if streams.any():
+        # No token has a negative index.
+        seeds = np.where(streams == TEXT, seeds, noise_key(seeds, -streams))
+    # Counts up from each site's start.
+    offsets = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    return noise_key(np.repeat(seeds, counts), np.repeat(starts, counts) + offsets)
 
-    A token's noise depends on its sequence's seed and on the index at which it will stand.
-    """
-    fields: list[tuple[float, int, float, float, int, int]] = []
-    for site in sites:
-        p = site.params
-        assert p.seed is not None, "admission draws a seed for every sequence"
-        fields += [
-            (p.temperature, p.top_k, p.top_p, p.min_p, p.seed, site.first + i)
-            for i in range(site.count)
+
+class Limits(NamedTuple):
+    """Parameters of the sampler for N rows of logits, one tensor [N] each."""
+
+    temperature: Tensor
+    typical_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def of(cls, sites: Sequence[Sites]) -> Limits:
+        """Those of the sites' rows, on the host."""
+        rows = [
+            (p.temperature, p.typical_p, p.top_k, p.top_p, p.min_p)
+            for p in (site.params for site in sites for _ in range(site.count))
         ]
-    temperature, top_k, top_p, min_p, seeds, indices = zip(*fields, strict=True)
-    keys = noise_key(np.array(seeds, dtype=np.int64), np.array(indices, dtype=np.int64))
-    return choose(
-        logits,
-        torch.tensor(temperature, dtype=torch.float32),
-        torch.tensor(top_k),
-        torch.tensor(top_p, dtype=torch.float32),
-        torch.tensor(min_p, dtype=torch.float32),
-        torch.from_numpy(keys).to(logits.device),
-    )
+        kinds = (torch.float32, torch.float32, torch.int64, torch.float32, torch.float32)
+        columns = zip(zip(*rows, strict=True), kinds, strict=True)
+        return cls(*(torch.tensor(column, dtype=kind) for column, kind in columns))
+
+    def to(self, device: torch.device) -> Limits:
+        return Limits(*(limit.to(device) for limit in self))
+
+
+class Choices:
+    """Raw logits [N, V] in any float type, the sites' rows in order, and what is drawn from them.
+
+    Sites with processors get rows of their own; the others are drawn from the logits as they are.
+    """
+
+    def __init__(self, logits: Tensor, sites: Sequence[Sites]) -> None:
+        self.sites = sites
+        self._logits = logits
+        ends = accumulate((site.count for site in sites), initial=0)
+        self._spans = list(pairwise(ends))
+        own = (site.process(self._raw(i)) for i, site in enumerate(sites))
+        self._own = {i: rows for i, rows in enumerate(own) if rows is not None}
+
+    def rows(self, i: int) -> Tensor:
+        """What site i is drawn from, [count, V]."""
+        return self._own.get(i, self._raw(i))
+
+    def dead(self, i: int) -> Tensor | None:
+        """Which rows of site i allow no token, bool [count]; None when none can."""
+        processors = self.sites[i].slot.processors
+        return self.rows(i).amax(1) == -math.inf if processors and processors.bans else None
+
+    def tokens(self, skip: Collection[int] = ()) -> Tensor:
+        """The tokens [N] int64, NOTHING where no token is allowed and at the sites to skip."""
+        members = [i for i in range(len(self.sites)) if i not in skip]
+        plain = [i for i in members if i not in self._own]
+        if len(plain) == len(self.sites):
+            return self._draw(self._logits, plain)
+        chosen = torch.full(self._logits.shape[:1], NOTHING, device=self._logits.device)
+        for group in (plain, [i for i in members if i in self._own]):
+            if group:
+                where = torch.cat([torch.arange(*self._spans[i]) for i in group])
+                logits = torch.cat([self.rows(i) for i in group])
+                chosen[where.to(chosen.device)] = self._draw(logits, group)
+        for i in self._own:
+            if (dead := self.dead(i)) is not None:
+                chosen[slice(*self._spans[i])].masked_fill_(dead, NOTHING)
+        return chosen
+
+    def odds(self, i: int) -> Tensor:
+        """The distributions [count, V] float32 that site i, which is not greedy, is drawn from.
+        Where no token is allowed there is none; what stands there instead means nothing."""
+        p, rows = self.sites[i].params, self.rows(i)
+        limits = Limits.of([self.sites[i]]).to(rows.device)
+        scaled = rows.float() / limits.temperature.clamp_min(COLDEST)[:, None]
+        if p.typical_p < 1.0 or p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0:
+            least, most = bounds(rows, *limits)[:, :, None].unbind(1)
+            scaled.masked_fill_((scaled < least) | (scaled > most), -math.inf)
+        odds = scaled.softmax(1)
+        if (dead := self.dead(i)) is not None:
+            odds[dead] = 1.0 / odds.shape[1]
+        return odds
+
+    def _raw(self, i: int) -> Tensor:
+        return self._logits[slice(*self._spans[i])]
+
+    def _draw(self, logits: Tensor, members: Sequence[int]) -> Tensor:
+        sites = [self.sites[i] for i in members]
+        keys = torch.from_numpy(noise_keys(sites)).to(logits.device)
+        return choose(logits, *Limits.of(sites), keys)
 
 
 def finite_rows(x: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 A drafter of the model pair. It keeps its own KV in its own caches but in the target's blocks: one
 lease, one release and one fence serve both models. It draws its guesses with the target's
-parameters and noise, so that it guesses what the target will draw and not merely what is likely.
+processors, parameters and noise, so that it guesses what the target will draw and not merely what
+is likely; where rejection sampling asks for the odds of a guess, it draws with other noise.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..kv.tensors import scrub
 from ..models.decoder import Decoder
 from .batch import Feed, assemble
-from .controls import Sites, choose_at, finite_rows
+from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
 from .drafter import Window
 from .params import Method
 from .slots import Slot
@@ -72,7 +73,7 @@ class DraftModel:
             feeds = {
                 i: Feed(np.array(drafts[i][-1:]), w.upto + depth - 1, w.slot.blocks)
                 for i in feeds
-                if (w := windows[i]).k > depth
+                if (w := windows[i]).k > depth and len(drafts[i]) == depth
             }
         for i in healthy:
             self._land(windows[i], drafts[i], i in sick)
@@ -103,11 +104,29 @@ class DraftModel:
         asking = [(i, int(end) - 1) for i, end in zip(feeds, ends, strict=True) if windows[i].k]
         if asking:
             logits = self._decoder.logits(hidden[[row for _, row in asking]])
-            sites = [Sites(windows[i].slot.params, windows[i].upto + depth) for i, _ in asking]
-            guesses = choose_at(logits, sites).tolist()
-            for (i, _), guess in zip(asking, guesses, strict=True):
-                drafts[i].append(guess)
+            self._guess([windows[i] for i, _ in asking], [drafts[i] for i, _ in asking], logits)
         return {i for i, part in zip(feeds, parts, strict=True) if not part.all()}
+
+    def _guess(
+        self, windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor
+    ) -> None:
+        """Append a guess to each draft from its row of logits [N, V]; none where no token is
+        allowed, or where odds are asked for and there are none."""
+        sites = [
+            Sites(w.slot, w.upto, draft, len(draft), TEXT if w.odds is None else DRAFT)
+            for w, draft in zip(windows, drafts, strict=True)
+        ]
+        choices = Choices(logits, sites)
+        guesses = choices.tokens().tolist()
+        for i, (window, draft, guess) in enumerate(zip(windows, drafts, guesses, strict=True)):
+            if guess == NOTHING:
+                continue
+            if window.odds is not None:
+                odds = choices.odds(i)[0]
+                if not odds.isfinite().all():
+                    continue
+                window.odds.append(odds)
+            draft.append(guess)
 
     def _land(self, window: Window, draft: list[int], sick: bool) -> None:
         progress = self._progress[window.slot.index]
@@ -116,6 +135,8 @@ class DraftModel:
             scrub(self._caches, window.slot.blocks)
             progress.sick = True
             draft.clear()
+            if window.odds is not None:
+                window.odds.clear()
         else:
             progress.computed = max(progress.computed, window.upto)
             progress.guesses = draft[:-1]

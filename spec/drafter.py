@@ -7,22 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .params import Method
 from .slots import Slot
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """A request for at most `k` tokens to follow `slot.tokens[:upto]`; 0 asks only to keep up.
 
-    The slot's block table has room for `upto + k` tokens.
+    The slot's block table has room for `upto + k` tokens. odds: None where guesses should be what
+    the target is going to choose. Otherwise rejection sampling will judge them: a drafter that
+    draws them at random then draws from noise of its own and appends the distribution [V] float32
+    of each to the list; guesses without one count as certain.
     """
 
     slot: Slot
     upto: int
     k: int
+    odds: list[Tensor] | None = None
 
 
 class Drafter(Protocol):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from .plan import TokenLogprobs
+
+STRETCH = 64
+"""Positions of a prompt whose logits are held at once."""
 
 
 def logprobs_of(
@@ -27,4 +30,18 @@ def logprobs_of(
             top=tuple(sorted(zip(ids[i], values[i], strict=True), key=lambda e: (-e[1], e[0]))),
         )
         for i, token in enumerate(tokens)
+    )
+
+
+def logprobs_along(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, tokens: Sequence[int], alternatives: int
+) -> tuple[TokenLogprobs, ...]:
+    """Like `logprobs_of`, for n tokens that follow final states hidden [n, H], whose logits the
+    model's `head` gives: a stretch at a time, as a prompt's logits would fill the memory."""
+    return tuple(
+        entry
+        for at in range(0, len(tokens), STRETCH)
+        for entry in logprobs_of(
+            head(hidden[at : at + STRETCH]), tokens[at : at + STRETCH], alternatives
+        )
     )

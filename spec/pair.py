@@ -8,9 +8,11 @@ one packed forward, chooses and accepts, and moves the counts last of all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import isfinite
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,14 +20,21 @@ from torch import Tensor
 from ..kv.tensors import scrub
 from ..models.decoder import Decoder
 from .batch import assemble, wipe
-from .drafter import Drafter, Window
-from .logprobs import logprobs_of
-from .params import Method
+from .drafter import Drafter
+from .drafters import Drafters
+from .guide import Guide
+from .logprobs import logprobs_along, logprobs_of
+from .params import Method, SamplingParams
 from .plan import Flight, Row, RowDone, StepDone, StepPlan, StepTimes
-from .slots import Slot, Slots
+from .processors import Processors
+from .slots import Slots
 from .work import Drawn, Work, draw, sampling_rows
 
+if TYPE_CHECKING:
+    from .grammar import Grammars
+
 NOT_FINITE = "the model's numbers for this sequence are not finite"
+NO_TOKEN = "no token is allowed here: the request's rules together forbid every one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,8 @@ class ModelPair:
 
     caches: the target's KV, as kv.tensors.allocate lays it out for `block_size`. slots: how many
     sequences may be open at once. max_len: how many positions a sequence may have, which no draft
-    exceeds. A sequence whose method has no drafter here is never drafted.
+    exceeds. A sequence whose method has no drafter here is never drafted. ends: the model's end
+    tokens. grammars: where the grammars of requests are found, compiled.
     """
 
     def __init__(
@@ -55,12 +65,16 @@ class ModelPair:
         slots: int,
         max_len: int,
         block_size: int,
+        ends: frozenset[int] = frozenset(),
+        grammars: Grammars | None = None,
     ) -> None:
         self._target = target
         self._caches = caches
-        self._drafters = dict(drafters)
+        self._drafters = Drafters(drafters)
         self._slots = Slots(slots, max_len)
         self._block_size = block_size
+        self._ends = ends
+        self._grammars = grammars
 
     def reset(self) -> None:
         """Forget every slot."""
@@ -79,7 +93,8 @@ class ModelPair:
         self._take(plan)
         works = [self._resolve(row) for row in plan.rows]
         laps = [perf_counter()]
-        self._draft(works)
+        self._prepare(works)
+        self._drafters.draft(works)
         laps.append(perf_counter())
         drawn = self._compute(works, laps)
         self._retry_undrafted(works, drawn)
@@ -92,8 +107,7 @@ class ModelPair:
     def _take(self, plan: StepPlan) -> None:
         for opening in plan.openings:
             slot = self._slots.open(opening)
-            if drafter := self._drafter(slot):
-                drafter.open(slot)
+            self._drafters.open(slot)
         for row in plan.rows:
             self._slots.of(row).blocks.extend(row.blocks)
 
@@ -106,15 +120,29 @@ class ModelPair:
         wanted = min(row.draft, self._slots.max_len - end) if sample else 0
         return Work(slot, slot.computed, row.count, sample, wanted)
 
-    def _draft(self, works: Sequence[Work]) -> None:
-        """Show every drafter its rows, and take its guesses where the plan wants some."""
-        for method, drafter in self._drafters.items():
-            own = [work for work in works if work.slot.method == method]
-            if not own:
-                continue
-            windows = [Window(work.slot, work.end, work.wanted) for work in own]
-            for work, draft in zip(own, drafter.propose(windows), strict=True):
-                work.draft = draft
+    def _prepare(self, works: Sequence[Work]) -> None:
+        """Give a slot its processors before its first row that samples. It may raise, which a
+        plan's openings must not."""
+        for slot in (work.slot for work in works if work.sample and not work.slot.prepared):
+            if Processors.wanted(slot.params):
+                slot.processors = Processors(
+                    slot.params,
+                    prompt=slot.prompt,
+                    longest=len(slot.tokens),
+                    ends=self._ends,
+                    guide=self._guide(slot.params),
+                    device=self._target.device,
+                )
+            slot.prepared = True
+
+    def _guide(self, params: SamplingParams) -> Guide | None:
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("this model pair follows no grammars")
+        ends = self._ends | set(params.stop_token_ids)
+        state = self._grammars.state(params.grammar)
+        return Guide(state, ends, self._target.config.vocab_size)
 
     def _compute(self, works: Sequence[Work], laps: list[float]) -> list[Drawn]:
         """One packed forward and what was drawn from it; appends the time after each phase."""
@@ -125,8 +153,24 @@ class ModelPair:
         logits = self._target.logits(hidden[rows]) if rows else hidden[:0]
         laps.append(perf_counter())
         drawn = draw(works, hidden, logits)
+        self._tell(works, hidden, drawn)
         laps.append(perf_counter())
         return drawn
+
+    def _tell(self, works: Sequence[Work], hidden: Tensor, drawn: list[Drawn]) -> None:
+        """Add the log probabilities of prompt tokens where they are asked for."""
+        firsts = accumulate((work.count + len(work.draft) for work in works), initial=0)
+        for i, (work, first) in enumerate(zip(works, firsts, strict=False)):
+            if not (told := work.told):
+                continue
+            asked = work.slot.params.prompt_logprobs
+            assert asked is not None
+            row = first + told.start - work.start
+            tokens = work.slot.tokens[told.start + 1 : told.stop + 1].tolist()
+            states = hidden[row : row + len(told)]
+            entries = logprobs_along(self._target.logits, states, tokens, asked)
+            sound = drawn[i].finite and all(isfinite(entry.logprob) for entry in entries)
+            drawn[i] = replace(drawn[i], told=entries, finite=sound)
 
     def _retry_undrafted(self, works: Sequence[Work], drawn: list[Drawn]) -> None:
         """A guess may be the very token that the model has no finite numbers for. A wrong guess
@@ -136,13 +180,10 @@ class ModelPair:
             return
         for i in failed:
             wipe(self._caches, works[i].feed, self._block_size)
-            works[i].draft = []
+            works[i].draft, works[i].odds = [], None
         again = self._compute([works[i] for i in failed], [])
         for i, result in zip(failed, again, strict=True):
             drawn[i] = result
-
-    def _drafter(self, slot: Slot) -> Drafter | None:
-        return self._drafters.get(slot.method) if slot.method else None
 
     def _settle(self, works: Sequence[Work], drawn: Sequence[Drawn]) -> None:
         """Move the counts; of a sequence that has come to nothing, wipe the KV instead."""
@@ -152,14 +193,21 @@ class ModelPair:
                 # of whoever gets the block next.
                 scrub(self._caches, work.slot.blocks)
         for work, result in zip(works, drawn, strict=True):
-            if result.finite:
+            if result.finite and not _stuck(work, result):
                 work.slot.advance(work.count + result.accepted, result.tokens)
+
+
+def _stuck(work: Work, drawn: Drawn) -> bool:
+    return work.sample and not drawn.tokens
 
 
 def _report(work: Work, drawn: Drawn) -> RowDone:
     slot = work.slot
     if not drawn.finite:
         return RowDone(slot.seq, error=NOT_FINITE)
+    if _stuck(work, drawn):
+        problem = slot.processors.problem if slot.processors else None
+        return RowDone(slot.seq, error=problem or NO_TOKEN)
     asked = slot.params.logprobs
     return RowDone(
         seq=slot.seq,
@@ -167,4 +215,5 @@ def _report(work: Work, drawn: Drawn) -> RowDone:
         drafted=len(work.draft),
         accepted=drawn.accepted,
         logprobs=() if asked is None else logprobs_of(drawn.logits, drawn.tokens, asked),
+        prompt_logprobs=drawn.told,
     )

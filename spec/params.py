@@ -167,7 +167,7 @@ def check(params: SamplingParams) -> None:
         p.prompt_logprobs,
     )
     need(p.seed is None or 0 <= p.seed <= SEED_MAX, "seed", "between 0 and 2^63-1", p.seed)
-    need(p.max_tokens is None or p.max_tokens >= 1, "max_tokens", "at least 1", p.max_tokens)
+    need(p.max_tokens is None or p.max_tokens >= 0, "max_tokens", "at least 0", p.max_tokens)
     need(len(p.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(p.stop))
     need(all(p.stop), "stop", "free of empty strings", list(p.stop))
     need(

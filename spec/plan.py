@@ -22,6 +22,10 @@ class Opening(msgspec.Struct, frozen=True):
 
     Processors and drafts start from these; KV for none of them exists yet. `method` says which
     drafter follows the sequence; None means that none does.
+
+    prompt: how many of the tokens are the prompt; None means all of them. reported: how many were
+    computed before a preemption, so that log probabilities of the prompt tokens among those that
+    followed them have been given already.
     """
 
     seq: int
@@ -29,6 +33,8 @@ class Opening(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     params: SamplingParams
     method: Method | None = None
+    prompt: int | None = None
+    reported: int = 0
 
 
 class Row(msgspec.Struct, frozen=True):

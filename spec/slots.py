@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,17 @@ from numpy.typing import NDArray
 from .params import Method, SamplingParams
 from .plan import Opening, Row
 
+if TYPE_CHECKING:
+    from .processors import Processors
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One row of state. `tokens[:known]` are the sequence's tokens, prompt first, of which
-    `tokens[:computed]` have their KV in the target's cache, in the blocks of `blocks` in order.
+    """One row of state. `tokens[:known]` are the sequence's tokens, the first `prompt` of them its
+    prompt, of which `tokens[:computed]` have their KV in the target's cache, in the blocks of
+    `blocks` in order. Log probabilities of prompt tokens were given for what follows the first
+    `reported` ones. processors: None where none apply, or before the first row that samples
+    (`prepared` tells).
     """
 
     index: int
@@ -26,9 +33,13 @@ class Slot:
     seq: int = -1
     known: int = 0
     computed: int = 0
+    prompt: int = 0
+    reported: int = 0
     blocks: list[int] = field(default_factory=list)
     params: SamplingParams = field(default_factory=SamplingParams)
     method: Method | None = None
+    processors: Processors | None = None
+    prepared: bool = False
 
     def open(self, opening: Opening) -> None:
         """Take over for another sequence: nothing of the last one remains."""
@@ -36,9 +47,13 @@ class Slot:
         self.known = len(opening.tokens)
         self.tokens[: self.known] = opening.tokens
         self.computed = 0
+        self.prompt = self.known if opening.prompt is None else opening.prompt
+        self.reported = opening.reported
         self.blocks = []
         self.params = opening.params
         self.method = opening.method
+        self.processors = None
+        self.prepared = False
 
     def advance(self, count: int, tokens: Sequence[int]) -> None:
         """`count` more tokens are computed, and `tokens` follow the known ones."""
@@ -51,6 +66,8 @@ class Slot:
         self.seq = -1
         self.known = self.computed = 0
         self.blocks = []
+        self.processors = None
+        self.prepared = False
 
 
 class Slots:

@@ -11,11 +11,14 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.verify import accept
 from .batch import Feed
-from .controls import Sites, choose_at, finite_rows
+from .controls import NOTHING, Choices, Sites, finite_rows
+from .plan import TokenLogprobs
+from .rejection import judge_draft
 from .slots import Slot
 
 
@@ -24,7 +27,8 @@ class Work:
     """A row's share of the packed forward: `count` known tokens from `start` on, then the draft.
 
     It samples behind the last known token and behind every draft token, or not at all. `wanted`
-    says how many draft tokens it may have.
+    says how many draft tokens it may have. odds: the distributions [len(draft), V] that the draft
+    was drawn from, or None for guesses that are certain.
     """
 
     slot: Slot
@@ -33,6 +37,7 @@ class Work:
     sample: bool
     wanted: int = 0
     draft: list[int] = field(default_factory=list)
+    odds: Tensor | None = None
 
     @property
     def end(self) -> int:
@@ -40,9 +45,33 @@ class Work:
         return self.start + self.count
 
     @property
-    def sites(self) -> int:
-        """Tokens to choose."""
+    def known(self) -> NDArray[np.int64]:
+        """The sequence's tokens up to the row's end."""
+        return self.slot.tokens[: self.end]
+
+    @property
+    def sites(self) -> Sites:
+        """The tokens to choose, if it samples."""
+        return Sites(self.slot, self.end, self.draft)
+
+    @property
+    def width(self) -> int:
+        """How many tokens there are to choose."""
         return 1 + len(self.draft) if self.sample else 0
+
+    @property
+    def told(self) -> range:
+        """Indices of this row's tokens that a prompt token follows whose log probability is to be
+        told."""
+        if self.slot.params.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.start, self.slot.reported), min(self.end, self.slot.prompt - 1))
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the draft is judged by rejection sampling. Without noise there is one rule."""
+        params = self.slot.params
+        return params.speculation.accept == "rejection" and not params.greedy
 
     @property
     def feed(self) -> Feed:
@@ -54,11 +83,13 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """What came of a work: `tokens`, the accepted draft tokens and one more, and the logits
-    [len(tokens), V] they were chosen from. finite: whether every number of the work was."""
+    [len(tokens), V] they were chosen from. finite: whether every number of the work was. told: the
+    log probabilities of prompt tokens that were asked for."""
 
     tokens: list[int]
     logits: Tensor
     finite: bool
+    told: tuple[TokenLogprobs, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -66,48 +97,60 @@ class Drawn:
 
 
 def sampling_rows(works: Sequence[Work]) -> list[int]:
-    """Packed rows whose logits are needed: the last `sites` rows of every work."""
+    """Packed rows whose logits are needed: the last `width` rows of every work."""
     ends = accumulate(work.count + len(work.draft) for work in works)
     return [
-        row for work, end in zip(works, ends, strict=True) for row in range(end - work.sites, end)
+        row for work, end in zip(works, ends, strict=True) for row in range(end - work.width, end)
     ]
 
 
 def draw(works: Sequence[Work], hidden: Tensor, logits: Tensor) -> list[Drawn]:
     """Choose and accept: one result per work, from the final states hidden [T, H] of all packed
-    rows and the logits [S, V] of the sampling rows."""
+    rows and the logits [S, V] of the sampling rows.
+
+    A work that samples has no tokens in the end where the first is one that does not exist: where
+    nothing is allowed. One further on is left for the next step to find.
+    """
     finite = finite_rows(hidden)
-    chosen: list[int] = []
-    accepted = [0] * len(works)
-    if any(work.sample for work in works):
+    sampling = [work for work in works if work.sample]
+    if sampling:
         finite[sampling_rows(works)] &= finite_rows(logits)
-        tokens = choose_at(
-            logits, [Sites(work.slot.params, work.end, work.sites) for work in works if work.sample]
-        )
-        chosen = tokens.tolist()
-        accepted = _accepted(tokens, works)
+    chosen = iter(_choose(sampling, logits) if sampling else ())
     firsts = np.cumsum([0] + [work.count + len(work.draft) for work in works[:-1]])
     sound = np.logical_and.reduceat(finite.cpu().numpy(), firsts)
-    drawn, site = [], 0
-    for work, matches, ok in zip(works, accepted, sound, strict=True):
-        end = site + matches + 1 if work.sample else site
-        drawn.append(Drawn(chosen[site:end], logits[site:end], bool(ok)))
-        site += work.sites
+    drawn, row = [], 0
+    for work, ok in zip(works, sound, strict=True):
+        tokens = next(chosen) if work.sample else []
+        drawn.append(Drawn(tokens, logits[row : row + len(tokens)], bool(ok)))
+        row += work.width
     return drawn
 
 
-def _accepted(tokens: Tensor, works: Sequence[Work]) -> list[int]:
+def _choose(works: Sequence[Work], logits: Tensor) -> list[list[int]]:
+    """The tokens that each of the works, all of which sample, ends up with."""
+    choices = Choices(logits, [work.sites for work in works])
+    rejecting = {i for i, work in enumerate(works) if work.rejects and work.draft}
+    chosen = choices.tokens(skip=rejecting)
+    matches = _matches(chosen, works)
+    rows, tokens = chosen.tolist(), []
+    for i, (work, held) in enumerate(zip(works, matches, strict=True)):
+        kept = judge_draft(choices, i, work.odds) if i in rejecting else rows[: held + 1]
+        del rows[: work.width]
+        tokens.append(kept[:-1] if kept[-1] == NOTHING else kept)
+    return tokens
+
+
+def _matches(chosen: Tensor, works: Sequence[Work]) -> list[int]:
     """How many draft tokens of each work held, given the tokens [S] chosen at all sites."""
-    width = max(len(work.draft) for work in works)
     lengths = np.array([len(work.draft) for work in works])
+    width = int(lengths.max())
     drafts = np.zeros((len(works), width), dtype=np.int64)
     for i, work in enumerate(works):
         drafts[i, : lengths[i]] = work.draft
-    firsts = np.cumsum([0] + [work.sites for work in works[:-1]])
-    # Columns behind a window's end repeat its last site; works without sites point anywhere.
+    firsts = np.cumsum([0] + [work.width for work in works[:-1]])
+    # Columns behind a window's end repeat its last site.
     sites = firsts[:, None] + np.minimum(np.arange(width + 1), lengths[:, None])
-    sites = np.minimum(sites, len(tokens) - 1)
-    on_device = (torch.from_numpy(a).to(tokens.device) for a in (sites, drafts, lengths))
+    on_device = (torch.from_numpy(a).to(chosen.device) for a in (sites, drafts, lengths))
     index, guesses, counts = on_device
-    matches: list[int] = accept(tokens[index], guesses, counts).tolist()
+    matches: list[int] = accept(chosen[index], guesses, counts).tolist()
     return matches

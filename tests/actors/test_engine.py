@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 
 import pytest
+from acting import (
+    BLOCK_SIZE,
+    BLOCKS,
+    DeviceFault,
+    Letters,
+    ask,
+    decode,
+    end_of,
+    read,
+    ready,
+    serving,
+    settled,
+    text_of,
+)
 
-from paceline.actors.admission import AdmissionLimits
-from paceline.actors.engine import Engine, ServingInfo
 from paceline.actors.messages import (
     Accepted,
     ChatPrompt,
@@ -17,109 +27,11 @@ from paceline.actors.messages import (
     Ended,
     Refused,
     Submit,
-    TextPrompt,
     TokenPrompt,
 )
-from paceline.actors.planner import Limits
-from paceline.actors.supervisor import EXIT_DEVICE, EXIT_GAVE_UP, Parts, Supervisor
+from paceline.actors.supervisor import EXIT_DEVICE, EXIT_GAVE_UP
 from paceline.spec.params import InputError, SamplingParams, Speculation
 from support.scripted import END, VOCAB, ScriptedPair, expected
-
-BLOCKS, BLOCK_SIZE, SLOTS, LENGTH = 64, 4, 4, 120
-
-
-class DeviceFault(Exception):
-    pass
-
-
-class Letters:
-    """A tokenizer of one character per token."""
-
-    vocab_size = VOCAB
-
-    def encode(self, text: str) -> list[int]:
-        if text == "untokenizable":
-            raise ValueError("this text cannot be encoded")
-        return [4 + ord(c) % 90 for c in text]
-
-    def encode_chat(self, turns) -> list[int]:
-        return self.encode("".join(turn["content"] for turn in turns))
-
-
-def decode(ids) -> str:
-    return "".join(f"{i}," for i in ids)
-
-
-def classify(error: BaseException):
-    return "device" if isinstance(error, DeviceFault) else "step"
-
-
-@asynccontextmanager
-async def serving(pair: ScriptedPair, *, open_requests: int = 100, flights: int = 1):
-    info = ServingInfo(
-        model="scripted", created=0, max_model_len=LENGTH, draft=None, device="none",
-        dtype="none", methods=("ngram",), default_method="ngram", default_k=3, blocks=BLOCKS,
-        block_size=BLOCK_SIZE, max_num_seqs=SLOTS, kv_bytes=0, weight_bytes=0,
-    )  # fmt: skip
-    admission = AdmissionLimits(
-        open_requests=open_requests, length=LENGTH, pool_tokens=BLOCKS * BLOCK_SIZE,
-        vocab_size=VOCAB, methods=("ngram",), default_method="ngram", k={"ngram": 3},
-    )  # fmt: skip
-    with ThreadPoolExecutor(1) as launch, ThreadPoolExecutor(1) as text:
-        parts = Parts(
-            info, pair, classify, launch, text, Letters(), decode, lambda i: f"{i},",
-            frozenset({END}), Limits(32, LENGTH, flights), admission,
-        )  # fmt: skip
-        supervisor = Supervisor(parts)
-        supervisor.start()
-        try:
-            yield supervisor
-        finally:
-            await supervisor.stop(0.0)
-
-
-def ask(request: str, prompt: str = "hello", n: int = 1, **params) -> Submit:
-    params.setdefault("max_tokens", 20)
-    params.setdefault("seed", 5)
-    return Submit(request, TextPrompt(prompt), SamplingParams(**params), n)
-
-
-async def read(engine: Engine, submit: Submit) -> list:
-    stream = engine.open(submit)
-    try:
-        return [event async for event in stream]
-    finally:
-        stream.close()
-
-
-def text_of(events, index: int = 0) -> str:
-    return "".join(e.text for e in events if isinstance(e, Delta) and e.index == index)
-
-
-def end_of(events, index: int = 0) -> Ended:
-    (end,) = [e for e in events if isinstance(e, Ended) and e.index == index]
-    return end
-
-
-async def ready(engine: Engine) -> None:
-    """The engine takes requests again."""
-    for _ in range(2000):
-        if engine.state == "ready":
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError(f"the engine stays {engine.state}")
-
-
-async def settled(engine: Engine) -> dict[str, int]:
-    """Block counts once nothing is open."""
-    await asyncio.wait_for(engine.drained(), 10)
-    for _ in range(200):
-        inspection = await engine.inspect()
-        assert inspection.problems == ()
-        if inspection.blocks["fenced"] == 0:
-            return inspection.blocks
-        await asyncio.sleep(0.005)
-    raise AssertionError("blocks stay fenced")
 
 
 @pytest.mark.parametrize("flights", [1, 2])

@@ -13,7 +13,7 @@ from paceline.actors.messages import Admit, Verdict
 from paceline.actors.planner import Limits, Planner
 from paceline.actors.sequence import Sequence
 from paceline.kv.ledger import Ledger
-from paceline.spec.judge import Judge
+from paceline.spec.judge import Bounds, Judge
 from paceline.spec.pacing import Pace
 from paceline.spec.params import SamplingParams
 from paceline.spec.plan import StepFailed, StepPlan
@@ -38,7 +38,7 @@ class Harness:
     def add(self, seq: int, prompt: list[int], seed: int, max_tokens: int, k: int) -> None:
         params = SamplingParams(seed=seed, max_tokens=max_tokens)
         admit = Admit(seq, f"r{seq}", 0, tuple(prompt), params, "ngram" if k else None, k)
-        self.judge.open(seq, ends=ENDS, max_tokens=max_tokens, pace=Pace(k))
+        self.judge.open(seq, Bounds(ENDS, max_tokens), Pace(k))
         self.planner.add(Sequence.of(admit))
 
     def cancel(self, seq: int) -> None:

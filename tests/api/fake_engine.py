@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import SimpleNamespace
 
 from paceline.actors.messages import (
@@ -23,9 +23,10 @@ from paceline.actors.messages import (
 from paceline.spec.params import InputError
 
 MODEL = "tiny/demo"
-PIECES = {1: "Hello", 2: " wor", 3: "ld", 4: "!", 5: " mörk"}
+PIECES = {1: "Hello", 2: " wor", 3: "ld", 4: "!", 5: " mörk", 6: "Say", 7: " it", 8: " now"}
 SEED = 77
-PROMPT_TOKENS = 5
+PROMPT = (6, 7, 8, 7, 4)
+PROMPT_TOKENS = len(PROMPT)
 
 Script = Callable[["FakeStream"], Iterable[Event]]
 
@@ -41,13 +42,18 @@ def row(token: int, logprob: float = -0.5) -> TokenLogprobs:
 
 def hello(stream: FakeStream) -> Iterable[Event]:
     """Every choice says "Hello world": the default script."""
-    wants = stream.submit.params.logprobs is not None
-    yield Accepted(PROMPT_TOKENS, SEED)
+    params = stream.submit.params
+    wants = params.logprobs is not None
+    yield Accepted(PROMPT_TOKENS, SEED, PROMPT)
     for index in range(stream.submit.n):
-        yield Delta(index, "Hello", (1,), (row(1),) if wants else ())
+        if params.prompt_logprobs is not None:  # as chunks of the prompt are computed
+            yield Delta(index, "", prompt_logprobs=tuple(row(t, -1.0) for t in PROMPT[1:4]))
+            yield Delta(index, "", prompt_logprobs=(row(PROMPT[4], -0.25),))
+        yield Delta(index, "Hello", (1,), (row(1),) if wants else (), ("plain",))
     for index in range(stream.submit.n):
-        yield Delta(index, "", (2,), ())  # its text is held back
-        yield Delta(index, " world", (3,), (row(2), row(3, float("-inf"))) if wants else ())
+        yield Delta(index, "", (2,), (), ("accepted",))  # its text is held back
+        rows = (row(2), row(3, float("-inf"))) if wants else ()
+        yield Delta(index, " world", (3,), rows, ("recovered",))
     for index in range(stream.submit.n):
         yield Ended(index, "stop", usage(3, cached=index + 1))
 
@@ -167,6 +173,9 @@ class FakeEngine:
 
     def piece(self, token: int) -> str:
         return PIECES[token]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(PIECES[token] for token in tokens)
 
     async def opened(self, count: int = 1) -> list[FakeStream]:
         """Wait until `count` requests have been opened; their streams in order."""

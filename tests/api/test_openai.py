@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import openai
+import pydantic
 import pytest
-from fake_engine import MODEL, PROMPT_TOKENS, SEED, silent
+from fake_engine import MODEL, PROMPT_TOKENS, SEED, silent, usage
 
-from paceline.actors.messages import Delta, Refused
+from paceline.actors.messages import Accepted, Delta, Ended, Refused
+from paceline.spec.params import Grammar
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -80,6 +83,105 @@ async def test_completions(client):
     assert "".join([chunk.choices[0].text async for chunk in stream]) == "Hello world"
 
 
+async def test_completions_with_an_echo(edge, client):
+    ask = {"model": MODEL, "prompt": "Say it now it!", "echo": True, "logprobs": 1}
+    answer = await client.completions.create(**ask)
+    (choice,) = answer.choices
+    assert choice.text == "Say it now it!Hello world"
+    assert choice.logprobs.tokens == ["Say", " it", " now", " it", "!", "Hello", " wor", "ld"]
+    assert choice.logprobs.token_logprobs[:2] == [None, -1.0]
+    assert choice.logprobs.top_logprobs[:2] == [None, {" it": -1.0}]
+    assert choice.logprobs.text_offset[:3] == [0, 3, 6]
+    stream = await client.completions.create(**ask, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    told = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [token for part in told for token in part.tokens] == choice.logprobs.tokens
+    alone = await client.completions.create(**ask, max_tokens=0)
+    assert alone.choices[0].logprobs is not None
+    assert edge.engine.submits[-1].params.max_tokens == 0
+
+
+async def test_what_openai_calls_penalties_and_bias(edge, client):
+    shared = {
+        "model": MODEL,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"7": -100},
+        "stop": ["x"],
+        "seed": 3,
+    }
+    await client.chat.completions.create(messages=MESSAGES, **shared)
+    await client.completions.create(prompt="hi", **shared)
+    for submit in edge.engine.submits:
+        params = submit.params
+        assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
+        assert params.logit_bias == ((7, -100.0),)
+
+
+class Answer(pydantic.BaseModel):
+    city: str
+    people: int
+
+
+def says(text: str):
+    """A script whose every choice is this text."""
+    return lambda stream: [
+        Accepted(PROMPT_TOKENS, SEED),
+        Delta(0, text, (1,)),
+        Ended(0, "stop", usage(1)),
+    ]
+
+
+async def test_a_response_format_of_each_of_openais_kinds(edge, client):
+    create = client.chat.completions.create
+    await create(model=MODEL, messages=MESSAGES, response_format={"type": "text"})
+    await create(model=MODEL, messages=MESSAGES, response_format={"type": "json_object"})
+    schema = {"name": "answer", "strict": True, "schema": Answer.model_json_schema()}
+    await create(
+        model=MODEL,
+        messages=MESSAGES,
+        response_format={"type": "json_schema", "json_schema": schema},
+    )
+    grammars = [submit.params.grammar for submit in edge.engine.submits]
+    assert grammars[:2] == [None, Grammar("json_object")]
+    assert grammars[2].kind == "json_schema"
+    assert json.loads(grammars[2].text) == Answer.model_json_schema()
+
+
+async def test_a_class_as_the_response_format(edge, client):
+    edge.engine.script = says('{"city": "Rome", "people": 3}')
+    answer = await client.chat.completions.parse(
+        model=MODEL, messages=MESSAGES, response_format=Answer
+    )
+    assert answer.choices[0].message.parsed == Answer(city="Rome", people=3)
+    async with client.chat.completions.stream(
+        model=MODEL, messages=MESSAGES, response_format=Answer
+    ) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.parsed == Answer(city="Rome", people=3)
+    for submit in edge.engine.submits:
+        assert submit.params.grammar.kind == "json_schema"
+        assert json.loads(submit.params.grammar.text)["required"] == ["city", "people"]
+
+
+async def test_a_response_format_that_cannot_be_had(edge, client):
+    edge.engine.script = lambda _: [Refused("no", "response_format")]
+    with pytest.raises(openai.BadRequestError) as bad:
+        await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}
+        )
+    assert bad.value.param == "response_format"
+
+
+async def test_token_ids_and_sources(client):
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, extra_body={"return_token_ids": True}
+    )
+    assert answer.choices[0].token_ids == [1, 2, 3]
+    assert answer.choices[0].token_sources == ["plain", "accepted", "recovered"]
+
+
 async def test_our_own_parameters(edge, client):
     await client.chat.completions.create(
         model=MODEL,
@@ -98,8 +200,8 @@ async def test_models(client):
 async def test_errors(edge, client):
     create = client.chat.completions.create
     with pytest.raises(openai.BadRequestError) as bad:
-        await create(model=MODEL, messages=MESSAGES, presence_penalty=1)
-    assert (bad.value.param, bad.value.code) == ("presence_penalty", "unsupported_field")
+        await create(model=MODEL, messages=MESSAGES, service_tier="flex")
+    assert (bad.value.param, bad.value.code) == ("service_tier", "unsupported_field")
     with pytest.raises(openai.NotFoundError) as missing:
         await create(model="other", messages=MESSAGES)
     assert missing.value.code == "model_not_found"

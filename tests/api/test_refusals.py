@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 
 import pytest
 from fake_engine import MODEL, FakeEngine, silent
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from served import CHAT, COMPLETION, ROUTES, http_request, running
 from structlog.testing import capture_logs
 
-from paceline.api.neutral import MESSAGE_NEUTRAL, NEUTRAL
-from paceline.api.schema import ChatAsk, CompletionAsk, decode_ask
+from paceline.api.neutral import CHAT_NEUTRAL, MESSAGE_NEUTRAL, NEUTRAL
+from paceline.api.schema import ChatAsk, CompletionAsk, decode_ask, decode_json
 from paceline.spec.params import InputError
 
 USER = {"role": "user", "content": "hi"}
@@ -70,6 +71,78 @@ ANYWHERE = [
     ({"speculation": {"k": 0}}, "speculation.k"),
     ({"speculation": {"k": 17}}, "speculation.k"),
     ({"speculation": {"speed": 1}}, "speculation.speed"),
+    ({"speculation": {"accept": "maybe"}}, "speculation.accept"),
+    ({"typical_p": 0}, "typical_p"),
+    ({"typical_p": 1.1}, "typical_p"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 10.1}, "repetition_penalty"),
+    ({"repetition_penalty": "much"}, "repetition_penalty"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+    ({"logit_bias": {"": 1}}, "logit_bias."),
+    ({"logit_bias": {"01": 1}}, "logit_bias.01"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
+    ({"logit_bias": {"²": 1}}, "logit_bias.²"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias." + "9" * 5000),
+    ({"logit_bias": {str(2**31): 1}}, f"logit_bias.{2**31}"),
+    ({"logit_bias": {"5": True}}, "logit_bias.5"),
+    ({"logit_bias": {"5": None}}, "logit_bias.5"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+    ({"logit_bias": {"5": 10**400}}, "logit_bias.5"),
+    ({"logit_bias": {"4": 100, "5": 100.5}}, "logit_bias.5"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1, -1]}, "allowed_token_ids[1]"),
+    ({"allowed_token_ids": 1}, "allowed_token_ids"),
+    ({"bad_words": "bad"}, "bad_words"),
+    ({"bad_words": ["a", ""]}, "bad_words"),
+    ({"bad_words": ["a"] * 257}, "bad_words"),
+    ({"bad_words": [1]}, "bad_words[0]"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 1.5}, "min_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"min_tokens": 5, "max_completion_tokens": 4}, "min_tokens"),
+    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": True}, "prompt_logprobs"),
+    ({"return_token_ids": 1}, "return_token_ids"),
+    ({"stream_granularity": "token"}, "stream_granularity"),
+    ({"stream": True, "stream_granularity": "word"}, "stream_granularity"),
+    ({"response_format": "json"}, "response_format"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "text", "x": 1}}, "response_format.x"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"response_format": {"type": "regex"}}, "response_format.pattern"),
+    ({"response_format": {"type": "regex", "pattern": ""}}, "response_format.pattern"),
+    ({"response_format": {"type": "regex", "pattern": "a" * 2**19}}, "response_format"),
+    ({"response_format": {"type": "choice", "choices": []}}, "response_format.choices"),
+    ({"response_format": {"type": "choice", "choices": [1]}}, "response_format.choices[0]"),
+    ({"response_format": {"type": "grammar", "text": "a"}}, "response_format.text"),
+    ({"response_format": {"type": "grammar"}}, "response_format.grammar"),
+    ({"guided_json": 3}, "guided_json"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[]"}, "guided_json"),
+    ({"guided_json": "[" * 100_000}, "guided_json"),
+    ({"guided_regex": ""}, "guided_regex"),
+    ({"guided_regex": "a" * 2**19}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": "a"}, "guided_choice"),
+    ({"guided_grammar": ["a"]}, "guided_grammar"),
+    ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+    ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice"),
 ]
 CHAT_ONLY = [
     ({"messages": None}, "messages"),
@@ -100,6 +173,8 @@ CHAT_ONLY = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"prompt": "hi"}, "prompt"),
+    ({"echo": True}, "echo"),
+    ({"echo": 0}, "echo"),
 ]
 COMPLETION_ONLY = [
     ({"prompt": None}, "prompt"),
@@ -120,6 +195,7 @@ COMPLETION_ONLY = [
     ({"logprobs": 21}, "logprobs"),
     ({"messages": []}, "messages"),
     ({"top_logprobs": 1}, "top_logprobs"),
+    ({"echo": 1}, "echo"),
 ]
 
 
@@ -174,9 +250,36 @@ def test_what_asks_for_nothing_is_taken(decide):
             assert decide({**CHAT, "messages": [turn]}, ChatAsk) == plain[ChatAsk]
 
 
+def test_a_complaint_about_a_limit_uses_the_name_that_the_client_gave_it(decide):
+    for name in ("max_tokens", "max_completion_tokens"):
+        with pytest.raises(InputError) as caught:
+            decide({**CHAT, name: 0}, ChatAsk)
+        assert caught.value.param == name
+        assert caught.value.message.startswith(f"{name} must be at least 1")
+
+
+@pytest.mark.parametrize("field", ["guided_json", "response_format"])
+def test_a_schema_of_any_depth_is_taken_or_refused(field):
+    """Reading stops at some depth, and writing a little before."""
+    outcomes = set()
+    for depth in (10, *range(sys.getrecursionlimit() - 200, sys.getrecursionlimit())):
+        schema = '{"not":' * depth + "{}" + "}" * depth
+        if field == "response_format":
+            schema = '{"type": "json_schema", "json_schema": {"schema": ' + schema + "}}"
+        body = json.dumps(CHAT)[:-1] + f', "{field}": {schema}' + "}"
+        try:
+            decode_ask(decode_json(body), ChatAsk, MODEL).submit("r")
+        except InputError as error:
+            outcomes.add((error.param, error.code))
+        else:
+            outcomes.add("taken")
+    assert outcomes >= {"taken", (None, "invalid_json")}
+    assert outcomes <= {"taken", (None, "invalid_json"), (field, None)}
+
+
 @given(st.text(min_size=1))
 def test_any_unknown_field_is_named(name):
-    if name in {*ChatAsk.__struct_fields__, *NEUTRAL}:
+    if name in {*ChatAsk.__struct_fields__, *CHAT_NEUTRAL}:
         return
     with pytest.raises(InputError) as caught:
         decode_ask({**CHAT, name: 1}, ChatAsk, MODEL)
@@ -190,13 +293,13 @@ def test_any_unknown_field_is_named(name):
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_have_the_shape_of_openai(edge, path, stream):
-    body = {**ROUTES[path], "stream": stream, "frequency_penalty": 1}
+    body = {**ROUTES[path], "stream": stream, "best_of": 2}
     answer = await edge.post_json(path, body, status=400)
     assert answer == {
         "error": {
-            "message": "frequency_penalty is not supported",
+            "message": "best_of is not supported",
             "type": "invalid_request_error",
-            "param": "frequency_penalty",
+            "param": "best_of",
             "code": "unsupported_field",
         }
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from paceline.kernels import share
 from paceline.kernels.noise import gumbel, noise_key
 from paceline.kernels.sample import choose, keep
 
@@ -20,6 +22,7 @@ from paceline.kernels.sample import choose, keep
 @dataclass(frozen=True)
 class Rules:
     temperature: float = 1.0
+    typical_p: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -29,6 +32,7 @@ def pick(logits: Tensor, rules: list[Rules], keys: Tensor) -> Tensor:
     return choose(
         logits,
         torch.tensor([r.temperature for r in rules]),
+        torch.tensor([r.typical_p for r in rules]),
         torch.tensor([r.top_k for r in rules]),
         torch.tensor([r.top_p for r in rules]),
         torch.tensor([r.min_p for r in rules]),
@@ -40,9 +44,24 @@ def keys_of(count: int, seed: int = 0) -> Tensor:
     return noise_key(torch.full((count,), seed), torch.arange(count))
 
 
-def slow_keep(scaled: np.ndarray, rules: Rules) -> set[int]:
+def slow_typical(scaled: np.ndarray, tokens: list[int], share: float, slack: float) -> list[int]:
+    """The tokens whose surprise is nearest to the entropy, up to the share. slack: how much
+    farther a token may be and still belong."""
+    weight = np.exp(scaled[tokens].astype(np.float64) - scaled[tokens].max())
+    odds = weight / weight.sum()
+    surprise = -np.log(np.maximum(odds, 1e-300))
+    off = np.abs(surprise - float((odds * surprise).sum()))
+    order = np.argsort(off, kind="stable")
+    within = np.cumsum(odds[order])
+    edge = off[order[min(int((within < share).sum()), len(order) - 1)]]
+    return [t for t, o in zip(tokens, off, strict=True) if o <= edge + slack]
+
+
+def slow_keep(scaled: np.ndarray, rules: Rules, slack: float = 0.0) -> set[int]:
     """The definition, one token at a time, in float64."""
     finite = [i for i in range(len(scaled)) if scaled[i] > -np.inf]
+    if rules.typical_p < 1.0:
+        finite = slow_typical(scaled, finite, rules.typical_p, slack)
     order = sorted(finite, key=lambda i: -scaled[i])
     if 0 < rules.top_k < len(order):
         edge = scaled[order[rules.top_k - 1]]
@@ -74,11 +93,16 @@ rows = st.one_of(
 ).filter(lambda row: max(row) > -math.inf)
 
 
-@given(row=rows, rules=some_rules)
+# Up to how many entries shares are found by sorting: 0 sends every row through the histogram.
+few = st.sampled_from([0, share._FEW])
+
+
+@given(row=rows, rules=some_rules, few=few)
 @settings(max_examples=300, deadline=None)
-def test_kept_tokens_are_those_of_the_definition(row: list[float], rules: Rules) -> None:
+def test_kept_tokens_are_those_of_the_definition(row: list[float], rules: Rules, few: int) -> None:
     scaled = torch.tensor(row) / torch.tensor(rules.temperature)
-    kept = keep(scaled, rules.top_k, rules.top_p, rules.min_p).tolist()
+    with patch.object(share, "_FEW", few):
+        kept = keep(scaled, 1.0, rules.top_k, rules.top_p, rules.min_p).tolist()
     assert kept == sorted(set(kept))
     # A share or a ratio within a millionth of its limit may fall on either side.
     tight = replace(rules, top_p=rules.top_p - 1e-6, min_p=rules.min_p * (1 + 1e-6))
@@ -88,6 +112,41 @@ def test_kept_tokens_are_those_of_the_definition(row: list[float], rules: Rules)
     values = scaled.numpy()
     assert slow_keep(values, tight) <= set(kept) <= slow_keep(values, loose)
     assert kept
+
+
+@given(
+    row=rows,
+    typical_p=st.floats(0.01, 0.999),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    few=few,
+)
+@settings(max_examples=150, deadline=None)
+def test_typical_tokens_are_those_of_the_definition(
+    row: list[float], typical_p: float, temperature: float, few: int
+) -> None:
+    scaled = torch.tensor(row) / torch.tensor(temperature)
+    with patch.object(share, "_FEW", few):
+        kept = keep(scaled, typical_p, 0, 1.0, 0.0).tolist()
+    assert kept == sorted(set(kept))
+    values = scaled.numpy()
+    # Two tokens as far to either side of the entropy may change places in float32.
+    slack = 1e-4
+    assert slow_keep(values, Rules(typical_p=typical_p - 1e-5), -slack) <= set(kept)
+    assert set(kept) <= slow_keep(values, Rules(typical_p=typical_p + 1e-5), slack)
+    assert kept
+
+
+@given(row=rows, rules=some_rules, typical_p=st.floats(0.01, 0.999))
+@settings(max_examples=100, deadline=None)
+def test_the_other_limits_act_on_what_is_typical(
+    row: list[float], rules: Rules, typical_p: float
+) -> None:
+    scaled = torch.tensor(row) / torch.tensor(rules.temperature)
+    typical = keep(scaled, typical_p, 0, 1.0, 0.0)
+    alone = torch.full_like(scaled, -math.inf)
+    alone[typical] = scaled[typical]
+    limits = (rules.top_k, rules.top_p, rules.min_p)
+    assert keep(scaled, typical_p, *limits).tolist() == keep(alone, 1.0, *limits).tolist()
 
 
 @pytest.mark.parametrize(
@@ -107,10 +166,24 @@ def test_kept_tokens_are_those_of_the_definition(row: list[float], rules: Rules)
         ([0.0, math.log(2.0), -1.0, -1.0], Rules(top_k=2, top_p=0.6), [1]),
         ([-math.inf, 0.0, -math.inf], Rules(top_k=2), [1]),
         ([7.0], Rules(top_p=0.5, min_p=0.5), [0]),
+        ([7.0], Rules(typical_p=0.5), [0]),
+        ([0.0] * 200, Rules(typical_p=0.01), list(range(200))),
+        # Shares 0.4, 0.4, 0.2: an entropy of 1.05, surprises 0.92, 0.92, 1.61.
+        ([math.log(0.4), math.log(0.2), math.log(0.4)], Rules(typical_p=0.3), [0, 2]),
+        ([math.log(0.4), math.log(0.2), math.log(0.4)], Rules(typical_p=0.81), [0, 1, 2]),
+        # 0.4 and twelve of 0.05: the entropy is 2.16, the likeliest is the least typical.
+        ([math.log(8.0)] + [0.0] * 12, Rules(typical_p=0.5), list(range(1, 13))),
+        ([math.log(8.0)] + [0.0] * 12, Rules(typical_p=0.7), list(range(13))),
+        # What is left after that is what the other limits see.
+        ([5.0, -math.inf] + [0.0] * 300, Rules(typical_p=0.5, min_p=0.9), list(range(2, 302))),
+        ([math.log(8.0)] + [0.0] * 12, Rules(typical_p=0.5, top_p=0.1), list(range(1, 13))),
+        # A share too small for float32 still leaves the likeliest.
+        ([0.0, 5.0, 4.0], Rules(top_p=0.0), [1]),
     ],
 )
 def test_edges(row: list[float], rules: Rules, kept: list[int]) -> None:
-    assert keep(torch.tensor(row), rules.top_k, rules.top_p, rules.min_p).tolist() == kept
+    limits = (rules.typical_p, rules.top_k, rules.top_p, rules.min_p)
+    assert keep(torch.tensor(row), *limits).tolist() == kept
 
 
 @given(
@@ -132,8 +205,8 @@ def test_the_choice_is_the_noisy_argmax_over_the_kept(
             continue
         scaled = logits[i].float() / torch.tensor(rule.temperature)
         barred = torch.full((vocab,), -math.inf)
-        share, ratio = torch.tensor([rule.top_p, rule.min_p]).tolist()
-        kept = keep(scaled, rule.top_k, share, ratio)
+        typical, nucleus, ratio = torch.tensor([rule.typical_p, rule.top_p, rule.min_p]).tolist()
+        kept = keep(scaled, typical, rule.top_k, nucleus, ratio)
         barred[kept] = 0
         noise = gumbel(keys[i : i + 1], torch.arange(vocab))[0]
         assert token == int((scaled + noise + barred).argmax())
@@ -141,7 +214,8 @@ def test_the_choice_is_the_noisy_argmax_over_the_kept(
 
 MIXED = [
     Rules(0.0),
-    Rules(0.8, 20, 0.9, 0.05),
+    Rules(0.8, 0.9, 20, 0.9, 0.05),
+    Rules(0.9, 0.8),
     Rules(1.3),
     Rules(0.7, top_p=0.9),
     Rules(1.0, top_k=1),
@@ -193,7 +267,7 @@ def test_greedy_takes_the_first_maximum() -> None:
     logits[0, [7, 9, 299]] = 1.0
     logits[1, [64, 250]] = 2.0
     keys = keys_of(3)
-    greedy = [Rules(0.0), Rules(1.0, top_k=1), Rules(0.0, 5, 0.1, 0.9)]
+    greedy = [Rules(0.0), Rules(1.0, top_k=1), Rules(0.0, 0.3, 5, 0.1, 0.9)]
     assert pick(logits, greedy, keys).tolist() == [7, 64, 0]
     assert pick(logits, [greedy[0], Rules(0.5), greedy[2]], keys).tolist()[::2] == [7, 0]
 
@@ -203,7 +277,7 @@ def test_logits_and_temperatures_of_any_size(size: float) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(60, 3000, generator=generator) * size
     largest = logits.argmax(1).tolist()
-    for rules in (Rules(1.0, top_p=0.9), Rules(0.01, 40, 0.5, 0.01), Rules(1.9, min_p=0.3)):
+    for rules in (Rules(1.0, top_p=0.9), Rules(0.01, 1.0, 40, 0.5, 0.01), Rules(1.9, min_p=0.3)):
         tokens = pick(logits, [rules] * 60, keys_of(60)).tolist()
         assert all(0 <= token < 3000 for token in tokens)
         if size >= 1e6:
@@ -235,6 +309,7 @@ def test_a_row_that_is_not_finite_leaves_its_neighbours_alone() -> None:
         Rules(1.5, top_k=5),
         Rules(1.0, top_p=0.8),
         Rules(1.2, min_p=0.2),
+        Rules(1.0, typical_p=0.6),
         Rules(0.8, top_k=9, top_p=0.9, min_p=0.05),
     ],
     ids=str,

@@ -174,3 +174,22 @@ def test_numbers_that_are_not_finite_end_the_drafting_and_leave_no_trace(
     bench.open(0, seed=2)
     bench.slots[0].tokens[bench.slots[0].tokens == 7] = 8
     assert len(bench.propose((0, 30, 3))[0]) == 3
+
+
+def test_guesses_with_odds_are_drawn_from_them_with_noise_of_their_own(decoder: Decoder) -> None:
+    bench = Bench(decoder)
+    with torch.inference_mode():
+        windows = [Window(bench.slots[i], 40, 4, odds=[]) for i in (1, 3)]
+        drafts = bench.drafter.propose(windows)
+        again = [Window(bench.slots[i], 40, 4, odds=[]) for i in (1, 3)]
+        assert bench.drafter.propose(again) == drafts
+    assert drafts != bench.propose((1, 40, 4), (3, 40, 4))
+    for window, draft in zip(windows, drafts, strict=True):
+        assert window.odds is not None
+        assert len(window.odds) == len(draft) == 4
+        for odds, guess in zip(window.odds, draft, strict=True):
+            assert odds.shape == (VOCAB,)
+            assert float(odds.sum()) == pytest.approx(1.0, abs=1e-5)
+            assert odds[guess] > 0.0
+            # Within the request's limits.
+            assert int((odds > 0.0).sum()) <= 20

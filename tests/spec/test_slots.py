@@ -38,10 +38,19 @@ def test_an_opening_replaces_everything() -> None:
     slot = slots.open(opening(1, 0, [1, 2, 3, 4]))
     slot.blocks.extend([5, 6])
     slot.advance(4, [9])
+    slot.prepared = True
     slots.open(Opening(2, 0, (8, 7), SamplingParams(seed=3), "ngram"))
     assert slot.tokens[: slot.known].tolist() == [8, 7]
     assert (slot.seq, slot.computed, slot.blocks) == (2, 0, [])
     assert (slot.params.seed, slot.method) == (3, "ngram")
+    assert (slot.prompt, slot.reported, slot.prepared, slot.processors) == (2, 0, False, None)
+
+
+def test_an_opening_says_what_of_it_is_the_prompt() -> None:
+    slot = Slots(1, 16).open(
+        Opening(1, 0, (1, 2, 3, 4), SamplingParams(seed=1), prompt=3, reported=2)
+    )
+    assert (slot.known, slot.prompt, slot.reported) == (4, 3, 2)
 
 
 def test_rows_must_name_the_sequence_of_their_slot() -> None:

@@ -25,6 +25,8 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reported: int = 0
     drafted: int = 0
     accepted: int = 0
     error: str | None = None
@@ -115,8 +117,17 @@ class Driver:
             if job.slot is None or job.done or not (row := self._row(seq, job)):
                 continue
             if job.delivered is None:
-                tokens = tuple(job.tokens)
-                openings.append(Opening(seq, job.slot, tokens, job.params, job.method))
+                openings.append(
+                    Opening(
+                        seq,
+                        job.slot,
+                        tuple(job.tokens),
+                        job.params,
+                        job.method,
+                        prompt=len(job.prompt),
+                        reported=job.reported,
+                    )
+                )
             job.delivered = len(job.blocks)
             job.air.append(row)
             rows.append(row)
@@ -179,6 +190,7 @@ class Driver:
         job.computed += row.count + result.accepted
         job.tokens += result.tokens
         job.logprobs += result.logprobs
+        job.prompt_logprobs += result.prompt_logprobs
         job.drafted += result.drafted
         job.accepted += result.accepted
 
@@ -198,4 +210,5 @@ class Driver:
         assert job.slot is not None
         self.free_slots.append(job.slot)
         self.free_blocks += job.blocks
+        job.reported = max(job.reported, job.computed)
         job.slot, job.blocks, job.computed, job.delivered = None, [], 0, None

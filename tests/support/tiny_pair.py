@@ -29,6 +29,7 @@ MAX_LEN = 160
 SLOTS = 8
 BLOCKS = 100
 BLOCK_SIZE = 16
+ENDS = frozenset({1, 2})
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05, seed=2**62 + 9)
@@ -86,6 +87,7 @@ class Models:
             slots=SLOTS,
             max_len=MAX_LEN,
             block_size=BLOCK_SIZE,
+            ends=ENDS,
         )
 
 

@@ -1,0 +1,65 @@
+"""All drafters of a model pair, and what becomes of their guesses before they are verified.
+
+Owned by the pair, in the launch thread. A grammar has its say here: what it forces is a guess that
+costs nothing, and a guess that it forbids is not worth verifying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .drafter import Drafter, Window
+from .params import Method
+from .slots import Slot
+from .work import Work
+
+
+class Drafters:
+    """One drafter per method. A sequence whose method has none here is never drafted."""
+
+    def __init__(self, drafters: Mapping[Method, Drafter]) -> None:
+        self._drafters = dict(drafters)
+
+    def open(self, slot: Slot) -> None:
+        """The slot belongs to another sequence now."""
+        if slot.method and (drafter := self._drafters.get(slot.method)):
+            drafter.open(slot)
+
+    def draft(self, works: Sequence[Work]) -> None:
+        """Show every drafter its rows, and take its guesses where the plan wants some."""
+        forced = [_forced(work) for work in works]
+        for method, drafter in self._drafters.items():
+            own = [i for i, work in enumerate(works) if work.slot.method == method]
+            if not own:
+                continue
+            windows = [_window(works[i], forced[i]) for i in own]
+            for i, window, draft in zip(own, windows, drafter.propose(windows), strict=True):
+                _take(works[i], draft, window.odds)
+        for work, sure in zip(works, forced, strict=True):
+            # A guess that was drawn at random must not give way because of what was drawn.
+            if work.odds is None and len(sure) > len(work.draft):
+                work.draft = sure
+
+
+def _forced(work: Work) -> list[int]:
+    processors = work.slot.processors
+    return processors.forced(work.known, work.wanted) if processors and work.wanted else []
+
+
+def _window(work: Work, forced: Sequence[int]) -> Window:
+    """The drafter's task: nothing but to keep up where the grammar forces a whole draft."""
+    wanted = 0 if len(forced) == work.wanted else work.wanted
+    return Window(work.slot, work.end, wanted, [] if work.rejects else None)
+
+
+def _take(work: Work, draft: list[int], odds: list[Tensor] | None) -> None:
+    """Give the work its draft, cut where the grammar forbids it. A guess that was drawn at random
+    is left for rejection sampling to judge: to drop some would change the odds of the others."""
+    if draft and odds:
+        work.odds = torch.stack(odds)
+    elif draft and (processors := work.slot.processors):
+        draft = processors.legal(work.known, draft)
+    work.draft = draft
