@@ -145,7 +145,7 @@ class Server:
         with self._news:
             self._news.wait_for(lambda: self._silent or self.named(event), seconds)
         found = self.named(event)
-        assert found, f"no line {event!r} within {seconds} s; the log: {self.lines[-10:]}"
+        assert found, f"waited in vain for the line {event!r}; the log: {self.lines[-10:]}"
         return found[0]
 
 
