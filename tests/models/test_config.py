@@ -120,6 +120,10 @@ class TestRope:
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
         assert "partial_rotary_factor 0.5" in refusal(tmp_path, rope_parameters=rope)
 
+    def test_a_scaling_without_its_numbers_is_refused(self, tmp_path: Path) -> None:
+        rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}
+        assert "low_freq_factor" in refusal(tmp_path, rope_parameters=rope)
+
     def test_the_table_does_not_depend_on_its_length(self, tmp_path: Path) -> None:
         rope = load(tmp_path).rope
         short, long = (
