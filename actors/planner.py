@@ -98,17 +98,10 @@ class Planner:
         """The next step, or None when there is nothing to compute or no flight to spare."""
         if len(self._flights) >= self.limits.flights:
             return None
-        step = _Step(self.limits.step_tokens)
-        suspects = [s for s in self.running if s.suspect]
-        if suspects:
-            self._plan_alone(step, suspects[0])
-        else:
-            self._plan_running(step)
-            if not step.gave_way:
-                self._admit(step)
-        if not step.rows:
-            return None
-        return self._launch(step)
+        step = self._compose()
+        while not step.rows and step.gave_way:
+            step = self._compose()  # whoever gave way has left room for someone else
+        return self._launch(step) if step.rows else None
 
     @property
     def idle(self) -> bool:
@@ -120,6 +113,17 @@ class Planner:
         return len(self._flights)
 
     # --- planning ----------------------------------------------------------------------------
+
+    def _compose(self) -> _Step:
+        step = _Step(self.limits.step_tokens)
+        suspects = [s for s in self.running if s.suspect]
+        if suspects:
+            self._plan_alone(step, suspects[0])
+        else:
+            self._plan_running(step)
+            if not step.gave_way:
+                self._admit(step)
+        return step
 
     def _plan_running(self, step: _Step) -> None:
         """Rows of the running sequences: those that sample first, then chunks of prompts.

@@ -149,6 +149,16 @@ class Settings(BaseSettings):
             raise ValueError('speculative_method is "draft" but no draft model is set')
         return self
 
+    @model_validator(mode="after")
+    def _a_step_has_room_for_all(self) -> Settings:
+        tokens = self.max_num_batched_tokens
+        if tokens is not None and tokens < 2 * self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {tokens}: it must be at least twice max_num_seqs "
+                f"({self.max_num_seqs}), so that every sequence and a prompt fit into a step"
+            )
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -172,7 +182,8 @@ class Settings(BaseSettings):
 
     def batched_tokens(self, device: str) -> int:
         """Tokens computed in one step at most on `device` ("cpu" or "cuda")."""
-        return self.max_num_batched_tokens or (256 if device == "cpu" else 2048)
+        by_device = 256 if device == "cpu" else 2048
+        return self.max_num_batched_tokens or max(by_device, 2 * self.max_num_seqs)
 
     @classmethod
     def groups(cls) -> dict[str, list[str]]:

@@ -24,27 +24,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-TILE = 64
+from .query_tiles import TILE, QueryTile, Span, cut, gather
+
+__all__ = ["AttentionPlan", "QueryGroup", "Span", "attend", "plan_attention"]
+
 ROW_MULTIPLE = 4
-
-# Cost of starting one more group of query tiles, and the most work put into one, in units of a
-# query position times a key tile. Found by measurement on two CPU cores; any value is correct.
-GROUP_COST = 256
-GROUP_LIMIT = 4096
-# Matrix products of fewer positions take about as long as with this many.
-FEWEST_POSITIONS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Consecutive packed rows: positions start … start+count-1 of one sequence.
-
-    blocks: the sequence's block table, long enough for all these positions.
-    """
-
-    start: int
-    count: int
-    blocks: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -150,21 +134,6 @@ def _fold(x: Tensor) -> Tensor:
 # --- planning ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _QueryTile:
-    """`count` packed rows from `row` on, at positions from `start` on; `tiles` of keys to read."""
-
-    row: int
-    start: int
-    count: int
-    tiles: int
-    blocks: Sequence[int]
-
-    @property
-    def positions(self) -> int:
-        return max(self.count, FEWEST_POSITIONS)
-
-
 def plan_attention(
     spans: Sequence[Span],
     *,
@@ -179,53 +148,24 @@ def plan_attention(
     to its own last position only; tiles of like size are computed together.
     """
     assert TILE % block_size == 0, f"block_size {block_size} does not divide {TILE}"
-    tiles = _cut(spans)
+    tiles = cut(spans)
     total = sum(span.count for span in spans)
     places = np.empty((3, total, heads_per_kv), dtype=np.int64)
     groups, base = [], 0
-    for members in _gather(tiles):
+    for members in gather(tiles):
         groups.append(_group(members, heads_per_kv, block_size, device, dtype))
         base = _place(places, members, base, heads_per_kv)
     placed = torch.from_numpy(places.reshape(3, -1)).to(device)
     return AttentionPlan(heads_per_kv, groups, placed[0], placed[1], placed[2], placed[0])
 
 
-def _cut(spans: Sequence[Span]) -> list[_QueryTile]:
-    tiles, row = [], 0
-    for span in spans:
-        start, end = span.start, span.start + span.count
-        while start < end:
-            # A short span is one tile wherever it lies: a second would cost more than it saves.
-            stop = end if span.count <= TILE // 2 else min(end, (start // TILE + 1) * TILE)
-            tiles.append(_QueryTile(row, start, stop - start, -(-stop // TILE), span.blocks))
-            row += stop - start
-            start = stop
-    return tiles
-
-
-def _gather(tiles: list[_QueryTile]) -> list[list[_QueryTile]]:
-    """Groups of tiles of like size: one more is started where padding would cost more than it."""
-    groups: list[list[_QueryTile]] = []
-    most = work = 0
-    for tile in sorted(tiles, key=lambda tile: (tile.positions, tile.tiles), reverse=True):
-        own = tile.positions * tile.tiles
-        most = max(most, tile.tiles)
-        padded = groups[-1][0].positions * most * (len(groups[-1]) + 1) if groups else 0
-        if not groups or padded - work - own > GROUP_COST or padded > GROUP_LIMIT:
-            groups.append([])
-            most, work = tile.tiles, 0
-        groups[-1].append(tile)
-        work += own
-    return groups
-
-
-def _rows_of(members: list[_QueryTile], heads_per_kv: int) -> int:
+def _rows_of(members: list[QueryTile], heads_per_kv: int) -> int:
     rows = max(tile.count for tile in members) * heads_per_kv
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def _group(
-    members: list[_QueryTile],
+    members: list[QueryTile],
     heads_per_kv: int,
     block_size: int,
     device: torch.device | str,
@@ -259,7 +199,7 @@ def _mask(seen: Tensor, first: int, end: int, dtype: torch.dtype) -> Tensor:
     return zeros.masked_fill_(keys >= seen[..., None], -torch.inf)
 
 
-def _block_table(members: list[_QueryTile], width: int, block_size: int) -> NDArray[np.int64]:
+def _block_table(members: list[QueryTile], width: int, block_size: int) -> NDArray[np.int64]:
     """Block ids of all members, each padded with its own first block: what a row reads in vain
     is then still its own sequence's, never another's."""
     table = np.empty((len(members), width), dtype=np.int64)
@@ -272,7 +212,7 @@ def _block_table(members: list[_QueryTile], width: int, block_size: int) -> NDAr
 
 
 def _place(
-    places: NDArray[np.int64], members: list[_QueryTile], base: int, heads_per_kv: int
+    places: NDArray[np.int64], members: list[QueryTile], base: int, heads_per_kv: int
 ) -> int:
     """Note where the members' results will stand; returns the base of the next group."""
     size = _rows_of(members, heads_per_kv)

@@ -29,7 +29,7 @@ class Linear:
     of a product's time at few rows. Rows that a padding rule adds are zeros, cut off again.
     """
 
-    __slots__ = ("_least", "_multiple", "_product", "nbytes", "packed")
+    __slots__ = ("_product", "nbytes", "packed")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight: [out, in]; bias: [out]. Both on the device and in the dtype to compute in.
@@ -39,15 +39,13 @@ class Linear:
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         packed = _packed(weight, bias)
         self.packed = packed is not None
-        self._product = packed or _plain(weight, bias)
-        self._least, self._multiple = _padding(tuple(weight.shape), weight.dtype, weight.device)
+        product = packed or _plain(weight, bias)
+        least, multiple = padding(tuple(weight.shape), weight.dtype, weight.device)
+        unpadded = (least, multiple) == PADDINGS[0]
+        self._product = product if unpadded else _padded(product, least, multiple)
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.shape[0]
-        padded = _pad(rows, self._least, self._multiple)
-        if padded == rows:
-            return self._product(x)
-        return self._product(torch.nn.functional.pad(x, (0, 0, 0, padded - rows)))[:rows]
+        return self._product(x)
 
 
 def _plain(weight: Tensor, bias: Tensor | None) -> Product:
@@ -76,8 +74,19 @@ def _can_pack(dtype: torch.dtype) -> bool:
     return torch.equal(x, y)
 
 
+def _padded(product: Product, least: int, multiple: int) -> Product:
+    def run(x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        missing = _pad(rows, least, multiple) - rows
+        if not missing:
+            return product(x)
+        return product(torch.nn.functional.pad(x, (0, 0, 0, missing)))[:rows]
+
+    return run
+
+
 @cache
-def _padding(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
+def padding(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
     """The first padding under which every tried number of rows gives the same bits for a matrix
     of this shape; where none does, the widest is the best there is.
 

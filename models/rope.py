@@ -45,7 +45,11 @@ def read_rope(config: Any, head_dim: int, directory: Path) -> Rope:
             raise ModelError(f"unsupported {key} {settings[key]!r} in {directory / 'config.json'}")
     if any(isinstance(value, dict) for value in settings.values()):
         raise ModelError(f"unsupported rope_parameters in {directory / 'config.json'}: per layer")
-    inv_freq, factor = _frequencies(kind, config, settings, head_dim)
+    try:
+        inv_freq, factor = _frequencies(kind, config, settings, head_dim)
+    except (KeyError, TypeError, ValueError) as error:
+        where = directory / "config.json"
+        raise ModelError(f"rope_parameters in {where} do not make a {kind}: {error!r}") from error
     return Rope(kind, tuple(inv_freq.tolist()), float(factor))
 
 

@@ -6,5 +6,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# On a busy machine, threads that spin while they wait keep those they wait for from running.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 sys.path.insert(0, str(Path(__file__).parent))

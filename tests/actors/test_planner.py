@@ -110,13 +110,19 @@ arrivals = st.lists(
     st.integers(10, 64),
     st.integers(1, 3),
     st.integers(0, 2**20),
+    st.sampled_from([0.0, 0.0, 0.1, 0.4]),
 )
 def test_any_schedule_gives_the_same_tokens_and_returns_every_block(
-    requests, blocks, block_size, slots, step_tokens, flights, salt
+    requests, blocks, block_size, slots, step_tokens, flights, salt, fault_rate
 ):
-    limits = Limits(max(step_tokens, 2 * slots), length=blocks * block_size, flights=flights)
-    h = Harness(blocks, block_size, slots, limits)
     rng = random.Random(salt)
+
+    def fault(plan: StepPlan) -> None:
+        if rng.random() < fault_rate:
+            raise rng.choice([ValueError, MemoryError])("injected")
+
+    limits = Limits(max(step_tokens, 2 * slots), length=blocks * block_size, flights=flights)
+    h = Harness(blocks, block_size, slots, limits, fault=fault)
     capacity = blocks * block_size
     plan = {}
     for seq, (prompt_len, max_tokens, k, arrival, cancel) in enumerate(requests):
@@ -140,7 +146,8 @@ def test_any_schedule_gives_the_same_tokens_and_returns_every_block(
     assert counts["free"] == counts["total"]
     for seq, (prompt, seed, max_tokens, *_rest) in plan.items():
         want = expected(prompt, seed, max_tokens, ENDS)
-        if h.reasons[seq] == "cancelled":
+        if h.reasons[seq] in ("cancelled", "error"):
+            assert h.reasons[seq] == "cancelled" or h.errors[seq] == "injected"
             assert h.answers[seq] == want[: len(h.answers[seq])]
         else:
             assert h.answers[seq] == want

@@ -27,7 +27,7 @@ VALUES = {
     "speculative_method": st.sampled_from(["auto", "ngram", "draft", "off"]),
     "num_speculative_tokens": st.none() | st.integers(1, 16),
     "max_num_seqs": st.integers(1, 4096),
-    "max_num_batched_tokens": st.none() | st.integers(1, 1 << 20),
+    "max_num_batched_tokens": st.none() | st.integers(1 << 19, 1 << 20),
     "max_flights": st.integers(1, 4),
     "block_size": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
     "kv_memory": st.just("auto") | st.integers(1, 1 << 50),
@@ -251,4 +251,10 @@ def test_the_public_name_follows_the_model(tmp_path):
 
 def test_the_token_budget_depends_on_the_device_until_it_is_set():
     assert Settings().batched_tokens("cpu") < Settings().batched_tokens("cuda")
-    assert Settings(max_num_batched_tokens=7).batched_tokens("cuda") == 7
+    assert Settings(max_num_batched_tokens=70).batched_tokens("cuda") == 70
+    assert Settings(max_num_seqs=500).batched_tokens("cpu") == 1000
+
+
+def test_a_step_too_small_for_all_sequences_is_refused():
+    with pytest.raises(ValidationError, match="at least twice max_num_seqs"):
+        Settings(max_num_batched_tokens=31, max_num_seqs=16)

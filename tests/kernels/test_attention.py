@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.kernels import attention
+from paceline.kernels import query_tiles
 from paceline.kernels.attention import Span, attend, plan_attention
 from paceline.kernels.kv_write import write_kv
 
@@ -64,6 +64,8 @@ def scene(
     needed = [-(-length // block_size) for length in lengths]
     ids = list(range(sum(needed) + 2))
     random.Random(7).shuffle(ids)
+    ids.remove(0)
+    ids.append(0)  # the first block of the first sequence
     tables = [[ids.pop() for _ in range(n)] for n in needed]
     keys = [rand(length, kv_heads, 1.5) for length in lengths]
     values = [rand(length, kv_heads, 1.0) for length in lengths]
@@ -128,8 +130,8 @@ def test_a_row_keeps_its_bits_in_any_company(
     """Any pieces, grouped in any way, against single rows alone."""
     s = scene(LENGTHS, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "GROUP_COST", cost)
-        patch.setattr(attention, "GROUP_LIMIT", limit)
+        patch.setattr(query_tiles, "GROUP_COST", cost)
+        patch.setattr(query_tiles, "GROUP_LIMIT", limit)
         together = s.attend(pieces)
     for (seq, start, count), rows in zip(pieces, together, strict=True):
         for offset in {0, count // 2, count - 1}:

@@ -18,8 +18,10 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 VOCAB = 512
 SPECIALS = ("<|bos|>", "<|end|>", "<|pad|>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|bos|>' + message['role'] + '\n' + message['content'] "
-    "+ '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|bos|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|bos|>' + message['role'] + '\n' + message['content'] + '<|end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|bos|>assistant\n' }}{% endif %}"
 )
 
 
@@ -102,7 +104,7 @@ def save_tiny(
 
 
 def save_tokenizer(directory: Path) -> None:
-    """A tokenizer of VOCAB tokens: special ones as in `tiny_config`, all bytes, pairs of letters."""
+    """A tokenizer of VOCAB tokens: the special ones of `tiny_config`, bytes, pairs of letters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 

@@ -1,0 +1,107 @@
+"""Which draft length pays: tokens a step and tokens a second by k, for text that repeats and text
+that does not. The defaults in `spec.pacing` were chosen with it.
+
+    python -m paceline.bench.draft_length [--k 0 2 4 8] [--at-once 1 8] [serve's flags]
+
+Runs the engine in this process, greedy, with prompts of its own. k = 0 is speculation off. Rows of
+one table come from one run; on a machine with other work only tokens a step are to be trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from ..actors import logs
+from ..actors.flags import Parser
+from ..actors.messages import ChatPrompt, Ended, Submit, Usage
+from ..actors.settings import Settings
+from ..actors.sources import add_flags
+from ..actors.sources import load as load_settings
+from ..actors.supervisor import Supervisor
+from ..actors.system import load
+from ..spec.params import SamplingParams, Speculation
+from .steps import TOPICS
+
+LEDGER = "\n".join(
+    f"{day} June: {who} bought {count} {what} for the {where}."
+    for day, (who, count, what, where) in enumerate(
+        [("Ada", 3, "ladders", "library"), ("Ben", 12, "lamps", "hall"),
+         ("Cleo", 7, "ropes", "harbour"), ("Dan", 40, "plates", "kitchen"),
+         ("Eve", 2, "saws", "workshop"), ("Finn", 9, "maps", "school")], start=4)
+)  # fmt: skip
+CHANGES = ("June to July", "bought to sold", "Ada to Anna", "lamps to candles",
+           "harbour to market", "plates to bowls", "saws to files", "school to museum")  # fmt: skip
+WORKLOADS = {
+    "chat": [f"Write about {topic}." for topic in TOPICS[:8]],
+    "rewrite": [f"Copy this list and change {change}:\n\n{LEDGER}" for change in CHANGES],
+}
+
+
+async def measure(settings: Settings, ks: list[int], widths: list[int], tokens: int) -> Table:
+    """A row for every workload, concurrency and draft length."""
+    parts = await load(settings)
+    supervisor = Supervisor(parts)
+    supervisor.start()
+    table = Table(title=f"{parts.info.model}, drafting with {parts.info.default_method}")
+    for column in ("workload", "at once", "k", "tokens/step", "accepted", "drafted", "tokens/s"):
+        table.add_column(column, justify="right")
+    for name, prompts in WORKLOADS.items():
+        for width in widths:
+            for k in ks:
+                start = time.perf_counter()
+                usages = await _answers(supervisor, prompts, k, width, tokens)
+                seconds = time.perf_counter() - start
+                made = sum(usage.completion_tokens for usage in usages)
+                spec = [usage.speculation for usage in usages]
+                steps = sum(it.steps for it in spec)
+                table.add_row(
+                    name, str(width), str(k), f"{made / steps:.2f}",
+                    str(sum(it.accepted for it in spec)), str(sum(it.drafted for it in spec)),
+                    f"{made / seconds:.0f}",
+                )  # fmt: skip
+    await supervisor.stop(1.0)
+    parts.launch.shutdown()
+    parts.text.shutdown()
+    return table
+
+
+async def _answers(
+    supervisor: Supervisor, prompts: list[str], k: int, width: int, tokens: int
+) -> list[Usage]:
+    """The usage of each prompt's answer, `width` prompts at once."""
+    wish = Speculation(k=k) if k else Speculation(mode="off")
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, speculation=wish)
+    turns = asyncio.Semaphore(width)
+
+    async def one(i: int) -> Usage:
+        async with turns:
+            prompt = ChatPrompt(({"role": "user", "content": prompts[i]},))
+            stream = supervisor.engine.open(Submit(f"{i}", prompt, params))
+            (usage,) = [event.usage async for event in stream if isinstance(event, Ended)]
+            return usage
+
+    return await asyncio.gather(*(one(i) for i in range(len(prompts))))
+
+
+def main() -> int:
+    """Print the table."""
+    parser = Parser(prog="python -m paceline.bench.draft_length", description=__doc__)
+    parser.add_argument("--k", type=int, nargs="+", default=[0, 2, 3, 4, 6, 8])
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=96)
+    add_flags(parser)
+    flags = vars(parser.parse_strictly(sys.argv[1:]))
+    ks, widths, tokens = (flags.pop(name) for name in ("k", "at_once", "tokens"))
+    settings = load_settings(flags, flags.pop("config"))
+    logs.configure("console", "warning")
+    Console(width=110).print(asyncio.run(measure(settings, ks, widths, tokens)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
