@@ -49,8 +49,7 @@ async def run(settings: Settings, display: Display) -> int:
     log.info("draining", open_requests=supervisor.engine.open_requests)
     await supervisor.stop(settings.shutdown_timeout)
     await site.close()
-    parts.launch.shutdown()
-    parts.text.shutdown()
+    parts.close()
     return 0
 
 

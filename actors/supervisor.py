@@ -67,6 +67,13 @@ class Parts:
         default_factory=partial(ThreadPoolExecutor, COMPILING, "paceline-compile")
     )
 
+    def close(self) -> None:
+        """End the threads. What is being compiled is dropped; a running step is waited for."""
+        self.compiling.shutdown(wait=False, cancel_futures=True)
+        self.grammars.close()
+        self.launch.shutdown()
+        self.text.shutdown()
+
     @property
     def workshop(self) -> Workshop:
         """What prepares requests."""

@@ -43,12 +43,19 @@ class Grammars(Protocol):
         grammar can be followed, in a sentence for the client. Called in any of several threads."""
         ...
 
+    def close(self) -> None:
+        """No more grammars: end what still works on one."""
+        ...
+
 
 class NoGrammars:
     """For a tokenizer that no grammar can be compiled for."""
 
     def compile(self, grammar: Grammar, count: int = 1) -> object:
         raise ValueError("this server cannot hold an output to a format")
+
+    def close(self) -> None:
+        """Nothing works here."""
 
 
 @dataclass(slots=True, frozen=True)

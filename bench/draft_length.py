@@ -65,8 +65,7 @@ async def measure(settings: Settings, ks: list[int], widths: list[int], tokens: 
                     f"{made / seconds:.0f}",
                 )  # fmt: skip
     await supervisor.stop(1.0)
-    parts.launch.shutdown()
-    parts.text.shutdown()
+    parts.close()
     return table
 
 

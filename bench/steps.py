@@ -134,8 +134,7 @@ async def measure(settings: Settings, batches: list[int], methods: list[str], to
             await _run(supervisor, batch, method, tokens)
             table.add_row(method, str(batch), *probe.tally.cells())
     await supervisor.stop(1.0)
-    parts.launch.shutdown()
-    parts.text.shutdown()
+    parts.close()
     return table
 
 
