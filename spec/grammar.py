@@ -1,9 +1,10 @@
 """Grammars and where texts stand in them: which tokens may come next, at every draft position.
 
 `Grammars` is shared between the text thread, which compiles, and the launch thread, which asks for
-states. A `GrammarState` belongs to one sequence. Masks are llguidance's: where the text leaves no
-choice of the next bytes, they allow the one token that the tokenizer would write there, so a forced
-text is written as the model is used to; elsewhere, every token that can still lead to the end.
+states. A `GrammarState` belongs to one sequence. Masks are llguidance's: every token is allowed
+that can still lead to a complete text. But where the names and values of a JSON schema, or the
+choices of a list, leave only one text to go on with, the only token allowed is the one that the
+tokenizer would write there: such text is written as the model is used to, and drafted for nothing.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ class Grammars:
         """Make sure that `count` states can be had at once (8 at most; more, a little later).
 
         Raises ValueError, in a sentence for the client, if the grammar is malformed, uses what
-        cannot be enforced, admits nothing, or is too complex. Takes 15 seconds at most, a few
-        milliseconds usually. Who no longer wants the grammar can forget it: it waits here until
-        others push it out.
+        cannot be enforced, admits nothing, or is too complex; that the rules of a Lark grammar
+        never come to an end is not noticed. Takes a few milliseconds usually, 20 seconds at most.
+        Who no longer wants the grammar can forget it: it waits here until others push it out.
         """
         missing = self._missing(grammar, count)
         if missing is None:

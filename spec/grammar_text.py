@@ -8,6 +8,11 @@ properties of an object come in the order of its schema.
 A regular expression is one of Rust's `regex` crate (so is one within a schema or a Lark grammar):
 no look-around, no back-references; it matches the whole text. Lark grammars are the library's
 dialect: terminals match as far as they can, as by any lexer; white space is what `%ignore` says.
+
+The library can force: where only one text can follow, it allows only the tokens that the tokenizer
+would write it with. To see how far that text goes it takes as long as it likes, for ever with a
+terminal that repeats and cannot end. So it may do that only where what can be forced was written
+out by the client, in names and values; elsewhere every token that fits is allowed.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
-from llguidance import LLMatcher
+from llguidance import regex_to_lark
 
 from .grammar_schema import read_schema
 from .params import Grammar, GrammarKind
@@ -48,11 +53,16 @@ _LARK = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _WORDS = (
+    (re.compile(r"failed to compile JSON schema: "), ""),
+    (re.compile(r'^invalid regex ".*" \(in regex\): '), ""),
     (re.compile(r"Unimplemented keys: (.*)"), r"these keywords are not supported: \1"),
     (re.compile(r"oneOf constraints are not .*"), "oneOf is only supported where no two branches "
      "can match the same value; anyOf is the other choice"),
 )  # fmt: skip
 LONGEST_OBJECTION = 300
+
+LONGEST_FORCED = 16 * 1024
+"""Characters of a grammar that may force: what follows is written out anew at every token."""
 
 
 def library_text(grammar: Grammar) -> str:
@@ -92,7 +102,8 @@ def _schema(schema: dict[str, object]) -> str:
         text = json.dumps(schema | {"x-guidance": JSON_OPTIONS})
     except RecursionError:
         raise ValueError("the JSON schema is nested too deeply") from None
-    return LLMatcher.grammar_from_json_schema(text)
+    free = '"pattern' in text or len(text) > LONGEST_FORCED
+    return _wrap(f"start: %json {text}", free=free)
 
 
 def _choice(text: str) -> str:
@@ -104,7 +115,7 @@ def _choice(text: str) -> str:
         raise ValueError("the choices are a list of strings")
     if not choices:
         raise ValueError("the list of choices admits nothing: it is empty")
-    return _regex("|".join(map(_literally, choices)))
+    return _terminal("|".join(map(_literally, choices)), free=len(text) > LONGEST_FORCED)
 
 
 def _literally(text: str) -> str:
@@ -113,7 +124,11 @@ def _literally(text: str) -> str:
 
 
 def _regex(text: str) -> str:
-    return LLMatcher.grammar_from_regex(text)
+    return _terminal(text, free=True)
+
+
+def _terminal(regex: str, *, free: bool) -> str:
+    return _wrap(f"start: /{regex_to_lark(regex, '')}/", free=free)
 
 
 def _lark(text: str) -> str:
@@ -128,7 +143,14 @@ def _lark(text: str) -> str:
             name = option.partition("=")[0].strip()
             if name not in ("", "lazy", "suffix"):
                 raise ValueError(f"the grammar's rule option {name!r} is not supported")
-    return json.dumps({"grammars": [{"lark_grammar": text}]})
+    return _wrap(text, free=True)
+
+
+def _wrap(lark: str, *, free: bool) -> str:
+    """free: nothing is forced."""
+    if free:
+        lark += '\n%llguidance {"no_forcing": true}\n'
+    return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
 _READERS: Mapping[GrammarKind, Callable[[str], str]] = {

@@ -24,56 +24,71 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-LIMITS: dict[str, int | bool] = {
-    "max_lexer_states": 50_000,
-    "precompute_large_lexemes": False,
-    "verbose_errors": False,
-}
-"""Arguments of LLParserLimits, there and here; the rest as the library has it."""
-
 CPU_SECONDS = 3
 WALL_SECONDS = 15.0
 MEMORY = 2 << 30
+TOO_COMPLEX = "it is too complex"
+KEPT = 2
 STACK = 1 << 20
 """Of the thread that compiles: less than any thread of the server has."""
 
 WALKS = 4
 STEPS = 40
+STEP_SECONDS = 0.25
+"""Processor time of one step, which every stream of the server would wait for."""
 
 
 def limits() -> LLParserLimits:
     """The library's limits, here as in the trial."""
-    return LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+    return LLParserLimits(
+        max_lexer_states=50_000, precompute_large_lexemes=False, verbose_errors=False
+    )
 
 
 class Trial:
-    """The child, started when it is needed. For any thread; trials take turns."""
+    """The children: as many as there are trials at once, and some kept for the next. For any
+    thread."""
 
     def __init__(self, wall_seconds: float = WALL_SECONDS) -> None:
         self._wall_seconds = wall_seconds
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._busy: set[subprocess.Popen[bytes]] = set()
 
     def run(self, text: str) -> str | None:
         """What is wrong with a grammar in the library's form, in the library's words or ours; None
         when nothing is. Takes `wall_seconds` at most."""
-        with self._lock:
-            child = self._child or self._start()
-            self._child = None
-            reply = self._ask(child, text)
-            if reply is None:
-                _end(child)
-                return "it is too complex"
-            self._child = child
-            error: str | None = reply["error"]
-            return error
+        child = self._take()
+        reply = self._ask(child, text)
+        self._put_back(child, alive=reply is not None)
+        if reply is None:
+            return TOO_COMPLEX
+        error: str | None = reply["error"]
+        return error
 
     def close(self) -> None:
-        """End the child. Another trial would start another."""
+        """End the children, and with them what is being tried out."""
         with self._lock:
-            if self._child:
-                _end(self._child)
-            self._child = None
+            children = [*self._idle, *self._busy]
+            self._idle.clear()
+        for child in children:
+            child.kill()
+            child.wait()
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            child = self._idle.pop() if self._idle else self._start()
+            self._busy.add(child)
+            return child
+
+    def _put_back(self, child: subprocess.Popen[bytes], *, alive: bool) -> None:
+        with self._lock:
+            self._busy.discard(child)
+            if alive and len(self._idle) < KEPT:
+                self._idle.append(child)
+                return
+        child.kill()
+        child.communicate()
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -104,11 +119,6 @@ class Trial:
         return found
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.communicate()
-
-
 # --- in the child --------------------------------------------------------------------------------
 
 
@@ -131,11 +141,14 @@ def follow(tokenizer: LLTokenizer, text: str) -> str | None:
     for walk in range(WALKS):
         matcher, choose, steps = start.deep_copy(), random.Random(walk).choice, 0
         while steps < STEPS and not matcher.is_stopped():
+            began = time.thread_time()
             mask = int.from_bytes(matcher.compute_bitmask(), "little")
-            allowed = [i for i in range(tokenizer.vocab_size) if mask >> i & 1]
             if not matcher.is_error():
+                allowed = [i for i in range(tokenizer.vocab_size) if mask >> i & 1]
                 matcher.try_consume_tokens([choose(allowed)])
                 steps += 1
+            if time.thread_time() - began > STEP_SECONDS:
+                return TOO_COMPLEX
         if matcher.is_error():
             error = str(matcher.get_error())
             nothing = "it admits nothing" if steps == 0 else "a text can follow it to a dead end"
