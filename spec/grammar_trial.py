@@ -27,10 +27,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 CPU_SECONDS = 3
 WALL_SECONDS = 15.0
 MEMORY = 2 << 30
-TOO_COMPLEX = "it is too complex"
-KEPT = 2
 STACK = 1 << 20
 """Of the thread that compiles: less than any thread of the server has."""
+
+KEPT = 2
+TOO_COMPLEX = "it is too complex"
 
 WALKS = 4
 STEPS = 40
@@ -49,17 +50,16 @@ class Trial:
     """The children: as many as there are trials at once, and some kept for the next. For any
     thread."""
 
-    def __init__(self, wall_seconds: float = WALL_SECONDS) -> None:
-        self._wall_seconds = wall_seconds
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
         self._busy: set[subprocess.Popen[bytes]] = set()
 
-    def run(self, text: str) -> str | None:
+    def run(self, text: str, wall_seconds: float = WALL_SECONDS) -> str | None:
         """What is wrong with a grammar in the library's form, in the library's words or ours; None
         when nothing is. Takes `wall_seconds` at most."""
         child = self._take()
-        reply = self._ask(child, text)
+        reply = self._ask(child, text, wall_seconds)
         self._put_back(child, alive=reply is not None)
         if reply is None:
             return TOO_COMPLEX
@@ -69,11 +69,11 @@ class Trial:
     def close(self) -> None:
         """End the children, and with them what is being tried out."""
         with self._lock:
-            children = [*self._idle, *self._busy]
-            self._idle.clear()
-        for child in children:
-            child.kill()
-            child.wait()
+            for child in self._busy:
+                child.kill()
+            idle, self._idle = self._idle, []
+        for child in idle:
+            _end(child)
 
     def _take(self) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -87,8 +87,7 @@ class Trial:
             if alive and len(self._idle) < KEPT:
                 self._idle.append(child)
                 return
-        child.kill()
-        child.communicate()
+        _end(child)
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -99,7 +98,9 @@ class Trial:
             start_new_session=True,  # a Ctrl-C in the terminal is not meant for it
         )
 
-    def _ask(self, child: subprocess.Popen[bytes], text: str) -> dict[str, Any] | None:
+    def _ask(
+        self, child: subprocess.Popen[bytes], text: str, seconds: float
+    ) -> dict[str, Any] | None:
         """The child's reply; None if it died or took too long."""
         assert child.stdin is not None
         assert child.stdout is not None
@@ -108,7 +109,7 @@ class Trial:
             child.stdin.flush()
         except OSError:
             return None
-        reply, end = b"", time.monotonic() + self._wall_seconds
+        reply, end = b"", time.monotonic() + seconds
         while not reply.endswith(b"\n"):
             ready, _, _ = select.select([child.stdout], [], [], max(0.0, end - time.monotonic()))
             piece = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
@@ -117,6 +118,11 @@ class Trial:
             reply += piece
         found: dict[str, Any] = json.loads(reply)
         return found
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()
 
 
 # --- in the child --------------------------------------------------------------------------------

@@ -3,104 +3,28 @@ reference over vocabularies small enough to enumerate."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product, repeat
+from itertools import product
 from random import Random
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.kernels.noise import gumbel, noise_key
-from paceline.kernels.verify import reject
 from paceline.spec import work
-from paceline.spec.controls import ACCEPT, DRAFT, TEXT, Choices, Sites
-from paceline.spec.params import Grammar, SamplingParams, Speculation
+from paceline.spec.controls import TEXT, Choices, Sites
 from paceline.spec.plan import Opening, Row, StepPlan
-from paceline.spec.rejection import uniform
+from support.asking import Setting, alone, combined, seeded
 from support.chi_square import Fit, counted
+from support.draws import SURE, drawn
 from support.enumerate import LENGTH, PROMPT, Guesses, World, decode
-from support.slow_sampling import DEAD, SlowSampler
-
-Setting = dict[str, object]
+from support.slow_sampling import DEAD
 
 LENGTHS = (0, 1, 2, 4)
 """Draft tokens a step."""
 
 COMBINATIONS = 50
-
-
-def alone(vocab: int) -> dict[str, Setting]:
-    """Every parameter on its own, over token ids below `vocab`, of which the last two are ends."""
-    end = vocab - 1
-    return {
-        "plain": {},
-        "temperature 0": {"temperature": 0.0},
-        "temperature 0.5": {"temperature": 0.5},
-        "temperature 1.7": {"temperature": 1.7},
-        "top_k": {"top_k": 3},
-        "top_k 1": {"top_k": 1},
-        "top_p": {"top_p": 0.7},
-        "min_p": {"min_p": 0.15},
-        "typical_p": {"typical_p": 0.6},
-        "presence": {"presence_penalty": 1.1},
-        "frequency": {"frequency_penalty": 0.9},
-        "negative penalties": {"presence_penalty": -0.8, "frequency_penalty": -1.5},
-        "repetition": {"repetition_penalty": 1.6},
-        "repetition below 1": {"repetition_penalty": 0.7},
-        "bias": {"logit_bias": ((1, 2.5), (4, -3.0), (end, 1.5))},
-        "allowed": {"allowed_token_ids": (1, 2, 3, 5, end)},
-        "bad words": {"bad_tokens": ((2,), (5, 1), (1, 4), (4, 1, 5, 3), (3, 3))},
-        "min_tokens": {"min_tokens": 2, "logit_bias": ((end, 2.0), (end - 1, 2.0))},
-        "min_tokens, stop id": {"min_tokens": 2, "stop_token_ids": (3,), "ignore_eos": True},
-        "grammar": {"grammar": Grammar("regex", "3")},
-        "grammar with ends": {"grammar": Grammar("regex", "8"), "logit_bias": ((end, 3.0),)},
-        "grammar, past its end": {"grammar": Grammar("regex", "1"), "ignore_eos": True},
-        "nothing is left": {"bad_tokens": ((3, 1), (3, 2)), "allowed_token_ids": (1, 2, 3)},
-    }
-
-
-def combined(vocab: int, count: int) -> dict[str, Setting]:
-    """Random combinations of several parameters."""
-    random = Random(17)
-    settings: dict[str, Setting] = {}
-    for i in range(count):
-        choices: list[tuple[str, object]] = [
-            ("temperature", random.choice([0.0, 0.6, 1.0, 1.4])),
-            ("top_k", random.randint(2, vocab - 2)),
-            ("top_p", random.uniform(0.5, 0.95)),
-            ("min_p", random.uniform(0.02, 0.2)),
-            ("typical_p", random.uniform(0.5, 0.95)),
-            ("presence_penalty", random.uniform(-2.0, 2.0)),
-            ("frequency_penalty", random.uniform(-2.0, 2.0)),
-            ("repetition_penalty", random.uniform(0.6, 2.0)),
-            (
-                "logit_bias",
-                tuple((t, random.uniform(-3, 3)) for t in random.sample(range(vocab), 3)),
-            ),
-            ("allowed_token_ids", tuple(random.sample(range(vocab), vocab - 2))),
-            (
-                "bad_tokens",
-                tuple(
-                    tuple(random.randrange(vocab) for _ in range(random.randint(1, 3)))
-                    for _ in range(4)
-                ),
-            ),
-            ("min_tokens", random.randint(1, 3)),
-            ("stop_token_ids", (random.randrange(vocab),)),
-            ("ignore_eos", True),
-            ("grammar", Grammar("regex", str(random.randint(0, 20)))),
-        ]
-        settings[f"combination {i}"] = dict(random.sample(choices, random.randint(3, 8)))
-    return settings
-
-
-def seeded(setting: Setting, seed: int) -> SamplingParams:
-    return SamplingParams(**(setting | {"seed": seed}))  # type: ignore[arg-type]
 
 
 # --- the text of a seed ----------------------------------------------------------------------
@@ -254,29 +178,11 @@ def test_with_any_combination_the_distribution_is_the_reference_s(seen: type[See
 
 # --- samples ---------------------------------------------------------------------------------
 
-SURE = 1e-4
-"""A fit that is less likely than this when all is right counts as wrong. Seeds are fixed."""
-
 SAMPLED: dict[str, Setting] = {
     "plain": {},
     "cold": {"temperature": 0.5, "min_p": 0.02, "repetition_penalty": 1.3},
     "hot": {"temperature": 1.3, "top_k": 6, "frequency_penalty": 0.7},
 }
-
-
-def drawn(
-    seeds: NDArray[np.int64], index: int, stream: int, odds: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """The tokens [N] that seeds [N] draw at an index from distributions odds [N, V]."""
-    keys = torch.from_numpy(keys_at(seeds, index, stream))
-    noise = gumbel(keys, torch.arange(odds.shape[1]))
-    return (torch.from_numpy(odds).log() + noise).argmax(1).numpy()
-
-
-def keys_at(seeds: NDArray[np.int64], index: int, stream: int) -> NDArray[np.int64]:
-    if stream != TEXT:
-        seeds = noise_key(seeds, np.array([-stream]))
-    return noise_key(seeds, np.array([index]))
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -299,164 +205,6 @@ def test_texts_of_many_seeds_have_the_reference_s_distribution(name: str) -> Non
     for k in (0, 2, 4):
         told = decode(SMALL.pair(checked), requests, "draft" if k else None, k)
         assert [one.tokens[:LENGTH] for one in told] == texts[:checked].tolist()
-
-
-# --- rejection -------------------------------------------------------------------------------
-
-
-@dataclass
-class Trial:
-    """Windows of many seeds behind the prompt, judged by rejection sampling: draft tokens drawn
-    with noise of their own, and what the package's rule makes of them. The distributions are the
-    slow reference's."""
-
-    target: SlowSampler
-    draft: SlowSampler
-    drafts: NDArray[np.int64]
-    accepted: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-
-    @staticmethod
-    def run(setting: Setting, k: int, seeds: NDArray[np.int64]) -> Trial:
-        params = seeded(setting, 0)
-        target, draft = SMALL.slow(params), SMALL.swapped.slow(params)
-        drafts = np.zeros((len(seeds), 0), dtype=np.int64)
-        for j in range(k):
-            tokens = drawn(seeds, len(PROMPT) + j, DRAFT, draft.along(drafts))
-            drafts = np.column_stack([drafts, tokens])
-        odds = [draft.along(drafts[:, :j]) for j in range(k)]
-        accepted, tokens = judged(target, seeds, drafts, np.stack(odds, 1))
-        return Trial(target, draft, drafts, accepted, tokens)
-
-    def fits(self) -> dict[str, Fit]:
-        """How often a draft token is accepted, and which tokens are accepted, take the place of a
-        rejected one, or follow a draft that held: each given the tokens before it."""
-        fits = {kind: Fit() for kind in ("rate", "accepted", "recovered", "bonus")}
-        k = self.drafts.shape[1]
-        for j in range(k + 1):
-            came = (self.accepted >= j).nonzero()[0]
-            histories, group = np.unique(self.drafts[came, :j], axis=0, return_inverse=True)
-            for i, history in enumerate(map(tuple, histories.tolist())):
-                here = came[group == i]
-                self._fit(fits, history, here, last=j == k)
-        return fits
-
-    def _fit(
-        self, fits: dict[str, Fit], history: Text, here: NDArray[np.int64], last: bool
-    ) -> None:
-        j, p = len(history), self.target.distribution(history)
-        if last:
-            fits["bonus"].add(counted(self.tokens[here]), dict(enumerate(p)))
-            return
-        q = self.draft.distribution(history)
-        held, lost = here[self.accepted[here] > j], here[self.accepted[here] == j]
-        both, more = np.minimum(p, q), np.maximum(p - q, 0.0)
-        fits["rate"].add({True: len(held), False: len(lost)}, {True: both.sum(), False: more.sum()})
-        fits["accepted"].add(counted(self.drafts[held, j]), dict(enumerate(both)))
-        fits["recovered"].add(counted(self.tokens[lost]), dict(enumerate(more)))
-
-
-def judged(
-    target: SlowSampler,
-    seeds: NDArray[np.int64],
-    drafts: NDArray[np.int64],
-    odds: NDArray[np.float64] | None,
-) -> NDArray[np.int64]:
-    """The package's rule on drafts [N, k] with odds [N, k, V]: how many each seed accepts, and the
-    token that follows, [2, N]."""
-    k = drafts.shape[1]
-    places = [len(PROMPT) + j for j in range(k + 1)]
-    p = np.stack([target.along(drafts[:, :j]) for j in range(k + 1)], 1)
-    q = repeat(None) if odds is None else torch.from_numpy(odds).float()
-    noise = [uniform(torch.from_numpy(keys_at(seeds, at, ACCEPT))) for at in places[:-1]]
-    keys = torch.from_numpy(np.stack([keys_at(seeds, at, TEXT) for at in places], 1))
-    arguments = (
-        torch.from_numpy(p).float(),
-        q,
-        torch.from_numpy(drafts),
-        torch.stack(noise, 1),
-        keys,
-    )
-    return np.array([reject(*window) for window in zip(*arguments, strict=False)]).T
-
-
-REJECTION: Setting = {"speculation": Speculation(accept="rejection")}
-
-
-def assert_rejection(temperature: float, k: int, count: int) -> None:
-    setting: Setting = {"temperature": temperature}
-    trial = Trial.run(setting, k, np.arange(count))
-    for kind, fit in trial.fits().items():
-        assert fit.freedom >= 1, kind
-        assert fit.chance > SURE, kind
-    first = np.where(trial.accepted > 0, trial.drafts[:, 0], trial.tokens)
-    whole = Fit()
-    whole.add(counted(first), dict(enumerate(trial.target.distribution(()))))
-    assert whole.chance > SURE
-    # What was counted is what the pair does.
-    checked = 100
-    requests = [seeded(setting | REJECTION, seed) for seed in range(checked)]
-    for i, told in enumerate(decode(SMALL.pair(checked), requests, "draft", k, length=1)):
-        held = int(trial.accepted[i])
-        assert told.rows[0].accepted == held
-        assert told.tokens == [*trial.drafts[i, :held].tolist(), trial.tokens[i]]
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_rejection_gives_every_kind_of_token_its_distribution(temperature: float, k: int) -> None:
-    assert_rejection(temperature, k, 22_500)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_rejection_over_many_samples(temperature: float, k: int) -> None:
-    assert_rejection(temperature, k, 300_000)
-
-
-def test_rejection_of_certain_guesses_keeps_the_distribution() -> None:
-    """Whatever an n-gram or a grammar guesses, likely or not."""
-    target, seeds = SMALL.slow(seeded({}, 0)), np.arange(10_000)
-    for draft in ((0, 5), (int(target.distribution(()).argmax()), 3)):
-        accepted, tokens = judged(target, seeds, np.tile(draft, (len(seeds), 1)), None)
-        first, second = np.where(accepted > 0, draft[0], tokens), accepted > 0
-        fit, behind = Fit(), Fit()
-        fit.add(counted(first), dict(enumerate(target.distribution(()))))
-        after = np.where(accepted > 1, draft[1], tokens)[second]
-        behind.add(counted(after), dict(enumerate(target.distribution(draft[:1]))))
-        assert min(fit.chance, behind.chance) > SURE
-        pair = SMALL.pair(50, {"ngram": Guesses(dict.fromkeys(range(50), draft))})
-        requests = [seeded(REJECTION, seed) for seed in range(50)]
-        for i, told in enumerate(decode(pair, requests, "ngram", 2, length=1)):
-            held = int(accepted[i])
-            assert told.tokens == [*draft[:held], tokens[i]]
-
-
-@pytest.mark.parametrize("count", [pytest.param(600), pytest.param(15_000, marks=pytest.mark.slow)])
-def test_whole_texts_by_rejection_have_the_reference_s_distribution(count: int) -> None:
-    """Several windows one after the other, with processors, some of them dead ends."""
-    for k, setting in (
-        (2, {"temperature": 0.8, "frequency_penalty": 0.5, "bad_tokens": ((1, 2), (4, 4))}),
-        (4, {"top_p": 0.9, "min_tokens": 2, "grammar": Grammar("regex", "0")}),
-    ):
-        requests = [seeded(setting | REJECTION, seed) for seed in range(count)]
-        told = decode(SMALL.pair(count), requests, "draft", k)
-        fit = Fit()
-        fit.add(
-            Counter(tuple(one.tokens[:LENGTH]) for one in told),
-            dict(SMALL.slow(requests[0]).outputs(LENGTH)),
-        )
-        assert fit.freedom > 8
-        assert fit.chance > SURE
-
-
-def test_without_noise_rejection_is_the_same_rule() -> None:
-    for setting in ({"temperature": 0.0}, {"top_k": 1}):
-        requests = [seeded(setting | REJECTION, seed) for seed in range(4)]
-        text, _ = TEXTS.slow(requests[0]).text(LENGTH)
-        for told in decode(TEXTS.pair(4), requests, "draft", 3):
-            assert tuple(told.tokens[:LENGTH]) == text
 
 
 # --- log probabilities -----------------------------------------------------------------------
