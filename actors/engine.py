@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from ..kv.capacity import concurrency
 from ..spec.params import InputError, Method
 from .actor import Post
 from .detokenizer import Decode
@@ -47,7 +48,7 @@ class ServingInfo(msgspec.Struct, frozen=True):
     @property
     def max_concurrency_at_max_len(self) -> float:
         """Sequences of max_model_len tokens that the pool holds at once."""
-        return self.pool_tokens / self.max_model_len
+        return concurrency(self.blocks, self.block_size, self.max_model_len)
 
 
 class Stream:

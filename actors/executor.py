@@ -11,9 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+import structlog
+
 from ..spec.plan import FailureKind, Pair, StepDone, StepFailed, StepPlan
 from .actor import Actor, Address, Post
 from .messages import Message
+
+log = structlog.get_logger("paceline.executor")
 
 
 class DeviceLost(RuntimeError):
@@ -71,7 +75,9 @@ class Executor(Actor):
         if error is None:
             result: StepDone | StepFailed = flight.result()
         else:
-            text = f"{type(error).__name__}: {error}"
-            result = StepFailed(step, text, self._classify(error))
+            text, kind = f"{type(error).__name__}: {error}", self._classify(error)
+            if not self._stopped:
+                log.error("a step failed", step=step, kind=kind, exc_info=error)
+            result = StepFailed(step, text, kind)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.send, result)

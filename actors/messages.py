@@ -173,13 +173,6 @@ class Inspection(_Message, frozen=True):
     waiting: int
 
 
-class ActorDown(_Message, frozen=True):
-    """actor → supervisor: an actor's handler raised."""
-
-    actor: str
-    error: str
-
-
 # --- what a client gets (put into an Outbox by the streamer) ---------------------------------
 
 
@@ -241,5 +234,4 @@ Message = (
     | SeqClosed
     | Inspect
     | Inspection
-    | ActorDown
 )

@@ -16,6 +16,7 @@ from ..spec.plan import FinishReason, Row, StepFailed, StepPlan
 from .messages import Verdict
 from .sequence import Sequence
 
+STEP_FAILED = "the step that computes this sequence failed"
 HEADROOM = 2  # free blocks per running row that an admission must leave
 
 
@@ -107,10 +108,6 @@ class Planner:
     def idle(self) -> bool:
         """Nothing in the air and nothing to compute."""
         return not self._flights and not self._all
-
-    @property
-    def flying(self) -> int:
-        return len(self._flights)
 
     # --- planning ----------------------------------------------------------------------------
 
@@ -225,14 +222,14 @@ class Planner:
         """A step raised: nothing advanced. One bad row must not end its neighbours.
 
         Out of memory: the newest gives way, the rest go on, and nobody is admitted until one of
-        them has ended. Otherwise each row is tried
-        alone; the one that fails alone is the culprit and ends with the error.
+        them has ended. Otherwise each row is tried alone; the one that fails alone is the culprit
+        and ends with an error. What was raised is in the log, not in the answer.
         """
         alive = [self._all[row.seq] for row in plan.rows if row.seq in self._all]
         for sequence in alive:
             sequence.air.popleft()
         if len(plan.rows) == 1 and alive:
-            closed = self.close(alive[0].seq, "error", failure.error)
+            closed = self.close(alive[0].seq, "error", STEP_FAILED)
             return [closed] if closed else []
         if failure.kind == "memory" and not self._flights and len(self.running) > 1:
             self._preempt(self.running[-1], _Step(0))

@@ -17,8 +17,15 @@ from pathlib import Path
 
 import torch
 
-from ..kv.capacity import KvShape, cpu_budget, gpu_budget, pool_blocks, read_available_memory
-from ..kv.tensors import allocate
+from ..kv.capacity import (
+    KvShape,
+    bytes_per_token,
+    cpu_budget,
+    gpu_budget,
+    pool_blocks,
+    read_available_memory,
+)
+from ..kv.tensors import allocate, allocated_bytes
 from ..models.config import load_config
 from ..models.decoder import Decoder
 from ..models.errors import ModelError
@@ -56,7 +63,6 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
         loop = asyncio.get_running_loop()
         built = await loop.run_in_executor(launch, _build, settings, device, progress)
         encoder = await loop.run_in_executor(text, TextCodec.load, built.directory)
-        codec = TextCodec.load(built.directory)
     except BaseException:
         launch.shutdown(wait=False)
         text.shutdown(wait=False)
@@ -72,8 +78,8 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
         text=text,
         encoder=encoder,
         grammars=built.grammars,
-        decode=codec.decode,
-        piece=codec.piece,
+        decode=built.codec.decode,
+        piece=built.codec.piece,
         ends=frozenset(built.ends),
         limits=Limits(
             step_tokens=settings.batched_tokens(device.type),
@@ -95,6 +101,7 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
 @dataclass(slots=True, frozen=True)
 class _Built:
     directory: Path
+    codec: TextCodec
     pair: ModelPair
     grammars: Grammars
     info: ServingInfo
@@ -113,10 +120,11 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     """Runs in the launch thread: both models, the pool, the pair."""
     dtype = _dtype(settings.dtype)
     target = _model(settings.model, "model", settings, device, dtype, progress)
+    codec = TextCodec.load(target.directory)
     draft = None
     if settings.draft is not None:
         draft = _model(settings.draft, "draft", settings, device, dtype, progress)
-        _must_match(target, draft)
+        _must_match(codec, target, draft)
     length = _length(settings.max_model_len, target, draft)
     blocks = _pool(settings, device, length, target, draft)
 
@@ -124,14 +132,19 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         return allocate(shape, blocks, settings.block_size, dtype, device)
 
     config = target.decoder.config
-    codec = TextCodec.load(target.directory)
+    caches = place(target.kv)
     grammars = Grammars(codec.json, config.vocab_size, frozenset(config.eos_ids))
     drafters: dict[Method, Drafter] = {"ngram": NgramDrafter()}
+    kv_bytes = allocated_bytes(caches)
     if draft is not None:
-        drafters["draft"] = DraftModel(draft.decoder, place(draft.kv), settings.block_size)
+        draft_caches = place(draft.kv)
+        kv_bytes += allocated_bytes(draft_caches)
+        drafters["draft"] = DraftModel(
+            draft.decoder, draft_caches, settings.block_size, config.vocab_size
+        )
     pair = ModelPair(
         target.decoder,
-        place(target.kv),
+        caches,
         drafters,
         slots=settings.max_num_seqs,
         max_len=length,
@@ -141,7 +154,6 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     )
     methods = tuple(drafters)
     default_method = _default_method(settings, draft is not None)
-    per_token = target.kv.bytes_per_token + (draft.kv.bytes_per_token if draft else 0)
     info = ServingInfo(
         model=settings.public_name,
         created=int(time.time()),
@@ -155,10 +167,10 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         blocks=blocks,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
-        kv_bytes=blocks * settings.block_size * per_token,
+        kv_bytes=kv_bytes,
         weight_bytes=target.decoder.weight_bytes + (draft.decoder.weight_bytes if draft else 0),
     )
-    return _Built(target.directory, pair, grammars, info, config.eos_ids, config.vocab_size)
+    return _Built(target.directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size)
 
 
 def _model(
@@ -177,9 +189,9 @@ def _model(
     return _Model(directory, decoder, shape)
 
 
-def _must_match(target: _Model, draft: _Model) -> None:
-    """A draft's tokens must mean the same to the target."""
-    difference = same_tokenizer(TextCodec.load(target.directory), TextCodec.load(draft.directory))
+def _must_match(codec: TextCodec, target: _Model, draft: _Model) -> None:
+    """A draft's tokens must mean the same to the target, whose tokenizer `codec` is."""
+    difference = same_tokenizer(codec, TextCodec.load(draft.directory))
     if difference is not None:
         raise ModelError(
             f"the draft {draft.directory} does not have the tokenizer of the model "
@@ -204,7 +216,7 @@ def _pool(
 ) -> int:
     """Blocks of the pool. ModelError when not even one sequence of two blocks fits."""
     shapes = (target.kv, draft.kv if draft else None)
-    per_token = sum(shape.bytes_per_token for shape in shapes if shape)
+    per_token = bytes_per_token(*shapes)
     if settings.kv_memory != "auto":
         budget = int(settings.kv_memory)
     elif device.type == "cpu":

@@ -9,13 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
-    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
 
 # cgroup v1 writes "no limit" as the largest page-aligned 63-bit number.
 _UNLIMITED = 2**62
@@ -70,15 +64,6 @@ def gpu_budget(total: int, utilization: float, weights: int, activations: int) -
     if not 0.0 < utilization <= 1.0:
         raise ValueError(f"memory utilization must be above 0 and at most 1, got {utilization}")
     return max(0, int(total * utilization) - weights - activations)
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of `2GiB`, `1.5 gb`, `512M` or `1024`: 1024-based with an i, else 1000-based."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.ASCII | re.IGNORECASE)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"{text!r} is not an amount of memory: write it like 2GiB, 500MB or 1024")
-    return int(Fraction(match[1]) * unit)
 
 
 def meminfo_available(meminfo: str) -> int:

@@ -7,7 +7,6 @@ that takes a quarter of a second, most of it once per process.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -126,11 +125,6 @@ class TextCodec:
         """Every token's spelling and id."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
-
-    def fingerprint(self) -> str:
-        """A digest of the vocabulary with its ids: equal means that ids mean the same."""
-        pairs = sorted(self.vocabulary().items())
-        return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
 def same_tokenizer(a: TextCodec, b: TextCodec) -> str | None:

@@ -8,11 +8,13 @@ is likely; where rejection sampling asks for the odds of a guess, it draws with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..kv.tensors import scrub
 from ..models.decoder import Decoder
@@ -47,14 +49,21 @@ class DraftModel:
 
     One forward brings every window up to its known tokens, whatever each one lacks, and draws the
     first guesses; every further guess is one forward over the windows that want more.
+
+    vocab_size: how many logits the target has. Models of one tokenizer are often padded to
+    different widths: what the draft lacks it never guesses, and a token it has no embedding for is
+    fed as its last one, which can cost guesses and never text.
     """
 
     method: Method = "draft"
 
-    def __init__(self, decoder: Decoder, caches: list[Tensor], block_size: int) -> None:
+    def __init__(
+        self, decoder: Decoder, caches: list[Tensor], block_size: int, vocab_size: int
+    ) -> None:
         self._decoder = decoder
         self._caches = caches
         self._block_size = block_size
+        self._vocab_size = vocab_size
         self._progress: dict[int, _Progress] = {}
 
     def open(self, slot: Slot) -> None:
@@ -89,7 +98,8 @@ class DraftModel:
         progress, slot = self._progress[window.slot.index], window.slot
         progress.settle(window)
         start = min(progress.computed, window.upto - 1) if window.k else progress.computed
-        return Feed(slot.tokens[start : window.upto], start, slot.blocks)
+        last = self._decoder.config.vocab_size - 1
+        return Feed(np.minimum(slot.tokens[start : window.upto], last), start, slot.blocks)
 
     def _step(
         self, windows: Sequence[Window], feeds: dict[int, Feed], depth: int, drafts: list[list[int]]
@@ -103,9 +113,15 @@ class DraftModel:
         parts = np.split(finite, ends[:-1])
         asking = [(i, int(end) - 1) for i, end in zip(feeds, ends, strict=True) if windows[i].k]
         if asking:
-            logits = self._decoder.logits(hidden[[row for _, row in asking]])
+            logits = self._logits(hidden[[row for _, row in asking]])
             self._guess([windows[i] for i, _ in asking], [drafts[i] for i, _ in asking], logits)
         return {i for i, part in zip(feeds, parts, strict=True) if not part.all()}
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The draft's logits [N, V] of hidden states, V as the target has it."""
+        logits = self._decoder.logits(hidden)
+        missing = self._vocab_size - logits.shape[1]
+        return pad(logits, (0, missing), value=-math.inf) if missing else logits
 
     def _guess(
         self, windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor

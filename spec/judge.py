@@ -31,12 +31,11 @@ class Bounds:
     def of(cls, params: SamplingParams, model_ends: frozenset[int]) -> Bounds:
         """The bounds that a request asks for, given the model's own end tokens."""
         assert params.max_tokens is not None, "admission fills in max_tokens"
-        asked = frozenset(params.stop_token_ids)
         return cls(
-            ends=asked if params.ignore_eos else asked | model_ends,
+            ends=params.ends(model_ends),
             max_tokens=params.max_tokens,
             min_tokens=params.min_tokens,
-            shown=asked if params.include_stop else frozenset(),
+            shown=frozenset(params.stop_token_ids if params.include_stop else ()),
         )
 
 

@@ -140,9 +140,8 @@ class ModelPair:
             return None
         if self._grammars is None:
             raise ValueError("this model pair follows no grammars")
-        ends = self._ends | set(params.stop_token_ids)
         state = self._grammars.state(params.grammar)
-        return Guide(state, ends, self._target.config.vocab_size)
+        return Guide(state, params.ends(self._ends), self._target.config.vocab_size)
 
     def _compute(self, works: Sequence[Work], laps: list[float]) -> list[Drawn]:
         """One packed forward and what was drawn from it; appends the time after each phase."""

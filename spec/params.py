@@ -111,6 +111,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     prompt_logprobs: int | None = None
     speculation: Speculation = Speculation()
 
+    def ends(self, model_ends: frozenset[int]) -> frozenset[int]:
+        """The tokens that end the text, given the model's own end tokens."""
+        asked = frozenset(self.stop_token_ids)
+        return asked if self.ignore_eos else asked | model_ends
+
     @property
     def greedy(self) -> bool:
         """Whether the choice is the plain argmax: temperature 0, or a single candidate."""

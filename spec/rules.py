@@ -48,7 +48,7 @@ class Rules:
             allowed=ids(params.allowed_token_ids),
             bad_ids=ids(sorted(single)),
             bad=tuple(word for word in params.bad_tokens if len(word) > 1),
-            ends=ids(sorted(ends_of(params, ends))),
+            ends=ids(sorted(params.ends(ends))),
             min_tokens=params.min_tokens,
             bias_ids=ids(tuple(bias)),
             bias=torch.tensor(tuple(bias.values()), dtype=torch.float32, device=device),
@@ -56,11 +56,6 @@ class Rules:
             presence=params.presence_penalty,
             frequency=params.frequency_penalty,
         )
-
-
-def ends_of(params: SamplingParams, ends: frozenset[int]) -> frozenset[int]:
-    """The tokens that end a sequence, of the model's end tokens and the request's own."""
-    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
 
 
 @dataclass(frozen=True, slots=True)

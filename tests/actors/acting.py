@@ -12,8 +12,9 @@ from paceline.actors.messages import Delta, Ended, Submit, TextPrompt
 from paceline.actors.planner import Limits
 from paceline.actors.supervisor import Parts, Supervisor
 from paceline.actors.workshop import NoGrammars
-from paceline.spec.params import SamplingParams
-from support.scripted import END, VOCAB, ScriptedPair
+from paceline.spec.params import Method, SamplingParams
+from paceline.spec.plan import Pair
+from support.scripted import END, VOCAB
 
 BLOCKS, BLOCK_SIZE, SLOTS, LENGTH = 64, 4, 4, 120
 
@@ -47,16 +48,21 @@ def classify(error: BaseException):
     return "device" if isinstance(error, DeviceFault) else "step"
 
 
-def limits(open_requests: int = 100, vocab_size: int = VOCAB) -> AdmissionLimits:
+def limits(
+    open_requests: int = 100,
+    vocab_size: int = VOCAB,
+    pool_tokens: int = BLOCKS * BLOCK_SIZE,
+    methods: tuple[Method, ...] = ("ngram",),
+) -> AdmissionLimits:
     return AdmissionLimits(
-        open_requests=open_requests, length=LENGTH, pool_tokens=BLOCKS * BLOCK_SIZE,
-        vocab_size=vocab_size, methods=("ngram",), default_method="ngram", k={"ngram": 3},
+        open_requests=open_requests, length=LENGTH, pool_tokens=pool_tokens, vocab_size=vocab_size,
+        methods=methods, default_method="ngram", k=dict.fromkeys(methods, 3),
     )  # fmt: skip
 
 
 @asynccontextmanager
 async def serving(
-    pair: ScriptedPair,
+    pair: Pair,
     *,
     open_requests: int = 100,
     flights: int = 1,
@@ -64,13 +70,17 @@ async def serving(
     grammars=None,
     decode=decode,
     vocab_size=VOCAB,
+    blocks=BLOCKS,
+    block_size=BLOCK_SIZE,
+    methods: tuple[Method, ...] = ("ngram",),
+    ends=frozenset({END}),
 ):
     info = ServingInfo(
         model="scripted", created=0, max_model_len=LENGTH, draft=None, device="none",
-        dtype="none", methods=("ngram",), default_method="ngram", default_k=3, blocks=BLOCKS,
-        block_size=BLOCK_SIZE, max_num_seqs=SLOTS, kv_bytes=0, weight_bytes=0,
+        dtype="none", methods=methods, default_method="ngram", default_k=3, blocks=blocks,
+        block_size=block_size, max_num_seqs=SLOTS, kv_bytes=0, weight_bytes=0,
     )  # fmt: skip
-    admission = limits(open_requests, vocab_size)
+    admission = limits(open_requests, vocab_size, blocks * block_size, methods)
     with (
         ThreadPoolExecutor(1) as launch,
         ThreadPoolExecutor(1) as text,
@@ -78,7 +88,7 @@ async def serving(
     ):
         parts = Parts(
             info, pair, classify, launch, text, encoder or Letters(), decode, lambda i: f"{i},",
-            frozenset({END}), Limits(32, LENGTH, flights), admission, grammars or NoGrammars(),
+            ends, Limits(32, LENGTH, flights), admission, grammars or NoGrammars(),
             compiling,
         )  # fmt: skip
         supervisor = Supervisor(parts)

@@ -19,6 +19,7 @@ from acting import (
     settled,
     text_of,
 )
+from structlog.testing import capture_logs
 
 from paceline.actors.messages import (
     Accepted,
@@ -29,6 +30,7 @@ from paceline.actors.messages import (
     Submit,
     TokenPrompt,
 )
+from paceline.actors.planner import STEP_FAILED
 from paceline.actors.supervisor import EXIT_DEVICE, EXIT_GAVE_UP
 from paceline.spec.params import InputError, SamplingParams, Speculation
 from support.scripted import END, VOCAB, ScriptedPair, expected
@@ -178,16 +180,20 @@ async def test_a_failing_row_ends_one_stream_and_no_other():
         if any(row.seq == 1 for row in plan.rows):
             raise ValueError("bad row")
 
-    async with serving(ScriptedPair(BLOCK_SIZE, fault=fault)) as supervisor:
-        answers = await asyncio.gather(
-            *(read(supervisor.engine, ask(f"r{i}", seed=i)) for i in range(3))
-        )
-        assert end_of(answers[1]).reason == "error"
-        assert "bad row" in (end_of(answers[1]).error or "")
-        for i in (0, 2):
-            want = expected(Letters().encode("hello"), i, 20, frozenset({END}))
-            assert text_of(answers[i]) == decode(want)
-        assert (await settled(supervisor.engine))["free"] == BLOCKS
+    with capture_logs() as logged:
+        async with serving(ScriptedPair(BLOCK_SIZE, fault=fault)) as supervisor:
+            answers = await asyncio.gather(
+                *(read(supervisor.engine, ask(f"r{i}", seed=i)) for i in range(3))
+            )
+            pool = await settled(supervisor.engine)
+    assert (end_of(answers[1]).reason, end_of(answers[1]).error) == ("error", STEP_FAILED)
+    failed = [line for line in logged if line["event"] == "a step failed"]
+    assert failed
+    assert all("bad row" in str(line["exc_info"]) for line in failed)
+    for i in (0, 2):
+        want = expected(Letters().encode("hello"), i, 20, frozenset({END}))
+        assert text_of(answers[i]) == decode(want)
+    assert pool["free"] == BLOCKS
 
 
 async def test_an_actors_bug_ends_open_streams_once_and_the_server_goes_on(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.actors.messages import Admit, Verdict
-from paceline.actors.planner import Limits, Planner
+from paceline.actors.planner import STEP_FAILED, Limits, Planner
 from paceline.actors.sequence import Sequence
 from paceline.kv.ledger import Ledger
 from paceline.spec.judge import Bounds, Judge
@@ -147,7 +147,7 @@ def test_any_schedule_gives_the_same_tokens_and_returns_every_block(
     for seq, (prompt, seed, max_tokens, *_rest) in plan.items():
         want = expected(prompt, seed, max_tokens, ENDS)
         if h.reasons[seq] in ("cancelled", "error"):
-            assert h.reasons[seq] == "cancelled" or h.errors[seq] == "injected"
+            assert h.reasons[seq] == "cancelled" or h.errors[seq] == STEP_FAILED
             assert h.answers[seq] == want[: len(h.answers[seq])]
         else:
             assert h.answers[seq] == want
@@ -172,6 +172,23 @@ def test_the_newest_gives_way_and_the_oldest_never_does():
     h.drain()
     assert h.planner.preemptions > 0
     assert sequences[0].preemptions == 0
+
+
+def test_a_sequence_opens_again_with_its_prompt_told_from_its_output():
+    h = Harness(blocks=8, block_size=4, slots=4, limits=Limits(5, 32))
+    for seq in range(3):
+        h.add(seq, [5 + seq] * 8, seed=11 * seq + 5, max_tokens=20, k=0)
+    h.drain()
+    computed, furthest, opened_again = [0] * 3, [0] * 3, 0
+    for plan in h.pair.steps:
+        for opening in plan.openings:
+            assert (opening.prompt, opening.reported) == (8, furthest[opening.seq])
+            opened_again += len(opening.tokens) > 8
+            computed[opening.seq] = 0
+        for row in plan.rows:
+            computed[row.seq] += row.count
+            furthest[row.seq] = max(furthest[row.seq], computed[row.seq])
+    assert opened_again
 
 
 def test_running_streams_advance_every_step_while_a_long_prompt_is_chunked():
@@ -210,7 +227,7 @@ def test_a_row_that_always_fails_ends_alone(flights):
         h.add(seq, [7 + seq] * 5, seed=seq + 21, max_tokens=12, k=2)
     h.drain()
     assert h.reasons[1] == "error"
-    assert "row 1 is bad" in (h.errors[1] or "")
+    assert h.errors[1] == STEP_FAILED
     for seq in (0, 2):
         assert h.answers[seq] == expected([7 + seq] * 5, seq + 21, 12, ENDS)
     assert h.ledger.counts()["free"] == 60

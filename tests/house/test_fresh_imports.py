@@ -12,7 +12,10 @@ import sys
 
 import pytest
 
-PURE_SPEC = {"params", "plan", "judge", "pacing", "ngram", "slots", "drafter"}
+PURE_SPEC = {
+    *("params", "plan", "judge", "pacing", "ngram", "slots", "drafter", "guide", "tally"),
+    *("grammar", "grammar_compiler", "grammar_schema", "grammar_text", "grammar_trial"),
+}
 PURE_MODELS = {"errors", "progress", "cache", "demo", "source", "tokenizer"}
 DEVICE_MODULES = {"actors.system", "kv.tensors", "serving"}
 

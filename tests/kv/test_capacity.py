@@ -14,7 +14,6 @@ from paceline.kv.capacity import (
     cpu_budget,
     gpu_budget,
     meminfo_available,
-    parse_bytes,
     pool_blocks,
     read_available_memory,
 )
@@ -78,33 +77,6 @@ def test_gpu_budget_is_the_share_less_what_else_must_fit():
     for share in (0.0, -0.1, 1.01):
         with pytest.raises(ValueError, match="utilization"):
             gpu_budget(GIB, share, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "amount"),
-    [
-        ("2GiB", 2 * GIB),
-        ("2 gib", 2 * GIB),
-        ("2Gi", 2 * GIB),
-        ("1.5GiB", 3 * GIB // 2),
-        ("2GB", 2 * 10**9),
-        ("512M", 512 * 10**6),
-        (" 64 KiB ", 65536),
-        ("1TiB", 2**40),
-        ("0.1kB", 100),
-        ("1024", 1024),
-        ("7B", 7),
-        ("9007199254740993", 9007199254740993),
-    ],
-)
-def test_parse_bytes(text, amount):
-    assert parse_bytes(text) == amount
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "2 XB", "-1GiB", "5iB", "1..5G", "1e9", "2GiBs", "٣"])
-def test_parse_bytes_refuses_what_is_not_an_amount(text):
-    with pytest.raises(ValueError, match="not an amount of memory"):
-        parse_bytes(text)
 
 
 def test_meminfo_reads_the_available_and_not_the_free_memory():

@@ -193,7 +193,6 @@ def test_ids_beyond_the_vocabulary_are_silent(plain: TextCodec) -> None:
 def test_same_tokenizer(tmp_path: Path, plain: TextCodec) -> None:
     twin = codec(tmp_path / "twin", byte_level(bos=True), STRICT)
     assert same_tokenizer(plain, twin) is None
-    assert twin.fingerprint() == plain.fingerprint()
 
     longer = codec(tmp_path / "longer", byte_level([*byte_level_vocabulary(), "more"]))
     assert same_tokenizer(plain, longer) == "one has 270 tokens, the other 271"
@@ -210,8 +209,6 @@ def test_same_tokenizer(tmp_path: Path, plain: TextCodec) -> None:
     renamed[-1] = "renamed"
     fourth = codec(tmp_path / "renamed", byte_level(renamed))
     assert "(id 269), the other has not" in str(same_tokenizer(plain, fourth))
-    for codecs in (longer, other, fourth):
-        assert codecs.fingerprint() != plain.fingerprint()
 
 
 def test_missing_and_broken_tokenizer(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Bench:
 
     def __init__(self, decoder: Decoder, count: int = 4) -> None:
         self.slots = Slots(count, MAX_LEN)
-        self.drafter = DraftModel(decoder, caches_for(decoder), BLOCK_SIZE)
+        self.drafter = DraftModel(decoder, caches_for(decoder), BLOCK_SIZE, VOCAB)
         for i in range(count):
             self.open(i)
 

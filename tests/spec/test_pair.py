@@ -10,11 +10,13 @@ from time import perf_counter
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from paceline.spec.drafter import Window
-from paceline.spec.params import Method, SamplingParams
+from paceline.spec.params import Accept, Method, SamplingParams, Speculation
 from paceline.spec.slots import Slot
 from support.drive import Job
+from support.tiny_models import save_tiny
 from support.tiny_pair import (
     GREEDY,
     MAX_LEN,
@@ -25,6 +27,7 @@ from support.tiny_pair import (
     Texts,
     driver,
     jobs_of,
+    load,
     mixed_jobs,
     open_one,
     plain_texts,
@@ -59,6 +62,24 @@ def test_speculation_alone_and_in_company_gives_the_plain_text(
             assert job.accepted == job.drafted > 0
     if method is None:
         assert all(job.drafted == 0 for job in jobs)
+
+
+@pytest.mark.parametrize("vocab", [VOCAB - 40, VOCAB + 13])
+@pytest.mark.parametrize("accept", ["coupled", "rejection"])
+def test_a_draft_may_be_padded_to_another_vocabulary(
+    models: Models, texts: Texts, tmp_path: Path, vocab: int, accept: Accept
+) -> None:
+    """Models of one tokenizer often differ in how many rows their embeddings are padded to."""
+    save_tiny(tmp_path, "llama", seed=9, vocab_size=vocab)
+    other = load(tmp_path, models.dtype)
+    wish = Speculation(accept=accept)
+    for params in (GREEDY, SAMPLED):
+        jobs = jobs_of(replace(params, speculation=wish, logit_bias=((5, 0.0),)), "draft", 3)
+        driver(models.pair(other), Random(vocab)).run(jobs)
+        assert any(job.drafted for job in jobs)
+        assert all(len(job.text) == job.length for job in jobs)
+        if accept == "coupled" or params.greedy:
+            assert [job.text for job in jobs] == texts.of(params)
 
 
 def test_plain_greedy_text_is_the_one_transformers_writes(directory: Path) -> None:

@@ -262,7 +262,7 @@ def literate_pair(directory: Path, grammars: Grammars) -> ModelPair:
         caches_for(target),
         {
             "ngram": NgramDrafter(),
-            "draft": DraftModel(first, caches_for(first), BLOCK_SIZE),
+            "draft": DraftModel(first, caches_for(first), BLOCK_SIZE, TOKENIZER_VOCAB),
         },
         slots=SLOTS,
         max_len=MAX_LEN,

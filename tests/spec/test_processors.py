@@ -27,7 +27,7 @@ from paceline.spec.processors import (
     penalize_output,
     penalize_repetition,
 )
-from paceline.spec.rules import Place, Rules, ends_of
+from paceline.spec.rules import Place, Rules
 from paceline.spec.tally import Tally
 from support.automaton import Automata
 from support.slow_sampling import SlowSampler
@@ -110,7 +110,7 @@ def test_ends_wait_for_the_least_number_of_tokens(
 ) -> None:
     params = SamplingParams(min_tokens=least, ignore_eos=ignore, stop_token_ids=tuple(stops))
     expected = stops | (set() if ignore else ENDS)
-    assert ends_of(params, ENDS) == expected
+    assert params.ends(ENDS) == expected
     written = len(history) - min(prompt, len(history))
     found = banned(*after(no_early_end, params, history, prompt=min(prompt, len(history))))
     assert found == (expected if written < least else set())

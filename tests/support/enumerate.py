@@ -115,7 +115,7 @@ class World:
         """A pair whose slot i has block i."""
         own: Mapping[Method, Drafter] = {
             "ngram": NgramDrafter(longest=2, shortest=1),
-            "draft": DraftModel(_decoder(self.draft), _cells(slots), MAX_LEN),
+            "draft": DraftModel(_decoder(self.draft), _cells(slots), MAX_LEN, self.vocab),
         }
         return ModelPair(
             _decoder(self.target),

@@ -78,7 +78,7 @@ class Models:
         """A pair with fresh caches, n-grams and, if given, a draft model; or other drafters."""
         own: dict[Method, Drafter] = {"ngram": NgramDrafter()}
         if draft is not None:
-            own["draft"] = DraftModel(draft, caches_for(draft), BLOCK_SIZE)
+            own["draft"] = DraftModel(draft, caches_for(draft), BLOCK_SIZE, VOCAB)
         target = target or self.target
         return ModelPair(
             target,
