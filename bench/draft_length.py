@@ -10,21 +10,15 @@ one table come from one run; on a machine with other work only tokens a step are
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 
 from rich.console import Console
 from rich.table import Table
 
-from ..actors import logs
 from ..actors.flags import Parser
-from ..actors.messages import ChatPrompt, Ended, Submit, Usage
 from ..actors.settings import Settings
-from ..actors.sources import add_flags
-from ..actors.sources import load as load_settings
-from ..actors.supervisor import Supervisor
-from ..actors.system import load
 from ..spec.params import SamplingParams, Speculation
+from .running import read_flags, running, usage_of
 from .steps import TOPICS
 
 LEDGER = "\n".join(
@@ -36,6 +30,7 @@ LEDGER = "\n".join(
 )  # fmt: skip
 CHANGES = ("June to July", "bought to sold", "Ada to Anna", "lamps to candles",
            "harbour to market", "plates to bowls", "saws to files", "school to museum")  # fmt: skip
+COLUMNS = ("workload", "at once", "k", "tokens/step", "accepted", "drafted", "tokens/s")
 WORKLOADS = {
     "chat": [f"Write about {topic}." for topic in TOPICS[:8]],
     "rewrite": [f"Copy this list and change {change}:\n\n{LEDGER}" for change in CHANGES],
@@ -44,47 +39,36 @@ WORKLOADS = {
 
 async def measure(settings: Settings, ks: list[int], widths: list[int], tokens: int) -> Table:
     """A row for every workload, concurrency and draft length."""
-    parts = await load(settings)
-    supervisor = Supervisor(parts)
-    supervisor.start()
-    table = Table(title=f"{parts.info.model}, drafting with {parts.info.default_method}")
-    for column in ("workload", "at once", "k", "tokens/step", "accepted", "drafted", "tokens/s"):
-        table.add_column(column, justify="right")
-    for name, prompts in WORKLOADS.items():
-        for width in widths:
-            for k in ks:
-                start = time.perf_counter()
-                usages = await _answers(supervisor, prompts, k, width, tokens)
-                seconds = time.perf_counter() - start
-                made = sum(usage.completion_tokens for usage in usages)
-                spec = [usage.speculation for usage in usages]
-                steps = sum(it.steps for it in spec)
-                table.add_row(
-                    name, str(width), str(k), f"{made / steps:.2f}",
-                    str(sum(it.accepted for it in spec)), str(sum(it.drafted for it in spec)),
-                    f"{made / seconds:.0f}",
-                )  # fmt: skip
-    await supervisor.stop(1.0)
-    parts.close()
+    async with running(settings) as (engine, info):
+        table = Table(title=f"{info.model}, drafting with {info.default_method}")
+        for column in (
+            "workload",
+            "at once",
+            "k",
+            "tokens/step",
+            "accepted",
+            "drafted",
+            "tokens/s",
+        ):
+            table.add_column(column, justify="right")
+        for name, prompts in WORKLOADS.items():
+            for width in widths:
+                for k in ks:
+                    wish = Speculation(k=k) if k else Speculation(mode="off")
+                    params = SamplingParams(
+                        temperature=0.0, max_tokens=tokens, ignore_eos=True, speculation=wish
+                    )
+                    start = time.perf_counter()
+                    usages = await usage_of(engine, prompts, params, width)
+                    seconds = time.perf_counter() - start
+                    made = sum(usage.completion_tokens for usage in usages)
+                    spec = [usage.speculation for usage in usages]
+                    table.add_row(
+                        name, str(width), str(k), f"{made / sum(it.steps for it in spec):.2f}",
+                        str(sum(it.accepted for it in spec)), str(sum(it.drafted for it in spec)),
+                        f"{made / seconds:.0f}",
+                    )  # fmt: skip
     return table
-
-
-async def _answers(
-    supervisor: Supervisor, prompts: list[str], k: int, width: int, tokens: int
-) -> list[Usage]:
-    """The usage of each prompt's answer, `width` prompts at once."""
-    wish = Speculation(k=k) if k else Speculation(mode="off")
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, speculation=wish)
-    turns = asyncio.Semaphore(width)
-
-    async def one(i: int) -> Usage:
-        async with turns:
-            prompt = ChatPrompt(({"role": "user", "content": prompts[i]},))
-            stream = supervisor.engine.open(Submit(f"{i}", prompt, params))
-            (usage,) = [event.usage async for event in stream if isinstance(event, Ended)]
-            return usage
-
-    return await asyncio.gather(*(one(i) for i in range(len(prompts))))
 
 
 def main() -> int:
@@ -93,12 +77,9 @@ def main() -> int:
     parser.add_argument("--k", type=int, nargs="+", default=[0, 2, 3, 4, 6, 8])
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=96)
-    add_flags(parser)
-    flags = vars(parser.parse_strictly(sys.argv[1:]))
-    ks, widths, tokens = (flags.pop(name) for name in ("k", "at_once", "tokens"))
-    settings = load_settings(flags, flags.pop("config"))
-    logs.configure("console", "warning")
-    Console(width=110).print(asyncio.run(measure(settings, ks, widths, tokens)))
+    own, settings = read_flags(parser)
+    table = asyncio.run(measure(settings, own["k"], own["at_once"], own["tokens"]))
+    Console(width=110).print(table)
     return 0
 
 

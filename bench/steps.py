@@ -12,7 +12,6 @@ samples are counted.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import defaultdict
 from typing import Any
@@ -20,19 +19,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..actors import logs
+from ..actors.engine import Engine
 from ..actors.flags import Parser
-from ..actors.messages import ChatPrompt, Submit
 from ..actors.planner import Planner
 from ..actors.sampler import Sampler
 from ..actors.settings import Settings
-from ..actors.sources import add_flags
-from ..actors.sources import load as load_settings
 from ..actors.streamer import Streamer
-from ..actors.supervisor import Supervisor
-from ..actors.system import load
 from ..spec.params import SamplingParams, Speculation
 from ..spec.plan import StepDone
+from .running import read_flags, running, usage_of
 
 LAUNCH = ("draft", "prepare", "forward", "sample", "finish")
 LOOP = ("plan", "judge", "stream")
@@ -117,41 +112,30 @@ class Probe:
 
 async def measure(settings: Settings, batches: list[int], methods: list[str], tokens: int) -> Table:
     """A row for every method and batch size."""
-    parts = await load(settings)
     probe = Probe()
     probe.tally = Tally(0)
     probe.install()
-    supervisor = Supervisor(parts)
-    supervisor.start()
-    info = parts.info
-    table = Table(title=f"{info.model} on {info.device}, {info.dtype}: milliseconds a step")
-    for column in (*COLUMNS, "not forward", "nor draft"):
-        table.add_column(column, justify="right")
-    await _run(supervisor, max(batches), "off", 8)
-    for method in methods:
-        for batch in batches:
-            probe.tally = Tally(batch)
-            await _run(supervisor, batch, method, tokens)
-            table.add_row(method, str(batch), *probe.tally.cells())
-    await supervisor.stop(1.0)
-    parts.close()
+    async with running(settings) as (engine, info):
+        table = Table(title=f"{info.model} on {info.device}, {info.dtype}: milliseconds a step")
+        for column in (*COLUMNS, "not forward", "nor draft"):
+            table.add_column(column, justify="right")
+        await _run(engine, max(batches), "off", 8)
+        for method in methods:
+            for batch in batches:
+                probe.tally = Tally(batch)
+                await _run(engine, batch, method, tokens)
+                table.add_row(method, str(batch), *probe.tally.cells())
     return table
 
 
-async def _run(supervisor: Supervisor, batch: int, method: str, tokens: int) -> None:
+async def _run(engine: Engine, batch: int, method: str, tokens: int) -> None:
     """`batch` requests at once, each for `tokens` tokens."""
     wish: dict[str, Any] = {"mode": "off"} if method == "off" else {"method": method}
     params = SamplingParams(
         temperature=0.0, max_tokens=tokens, ignore_eos=True, speculation=Speculation(**wish)
     )
-
-    async def one(i: int) -> None:
-        prompt = ChatPrompt(({"role": "user", "content": f"Write about {TOPICS[i % 16]}."},))
-        stream = supervisor.engine.open(Submit(f"{method}-{batch}-{i}", prompt, params))
-        async for _ in stream:
-            pass
-
-    await asyncio.gather(*(one(i) for i in range(batch)))
+    prompts = [f"Write about {TOPICS[i % len(TOPICS)]}." for i in range(batch)]
+    await usage_of(engine, prompts, params, batch)
 
 
 def main() -> int:
@@ -160,12 +144,8 @@ def main() -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--method", nargs="+", default=["off", "ngram"])
     parser.add_argument("--tokens", type=int, default=96)
-    add_flags(parser)
-    flags = vars(parser.parse_strictly(sys.argv[1:]))
-    batches, methods, tokens = (flags.pop(name) for name in ("batch", "method", "tokens"))
-    settings = load_settings(flags, flags.pop("config"))
-    logs.configure("console", "warning")
-    table = asyncio.run(measure(settings, batches, methods, tokens))
+    own, settings = read_flags(parser)
+    table = asyncio.run(measure(settings, own["batch"], own["method"], own["tokens"]))
     Console(width=180).print(table)
     return 0
 

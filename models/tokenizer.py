@@ -15,6 +15,9 @@ from typing import Any
 from .errors import ModelError
 
 
+_MARK = "\ue000 what the user says \ue000"
+
+
 class TextCodec:
     """The tokenizer of one model directory. For one thread only."""
 
@@ -80,6 +83,13 @@ class TextCodec:
         if not self.has_chat_template:
             raise ValueError("this model has no chat template: send a plain prompt instead")
         return self._encode(self._render(turns), marks=False)
+
+    def encode_opening(self, turns: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation up to where the user speaks next. Raises ValueError likewise."""
+        if not self.has_chat_template:
+            raise ValueError("this model has no chat template: it cannot write conversations")
+        text = self._render([*turns, {"role": "user", "content": _MARK}])
+        return self._encode(text[: text.index(_MARK)], marks=False)
 
     def _encode(self, text: str, *, marks: bool) -> list[int]:
         try:

@@ -140,8 +140,10 @@ class ModelPair:
             return None
         if self._grammars is None:
             raise ValueError("this model pair follows no grammars")
+        # A model's end token ends what the grammar describes even where the request ignores it.
+        ends = self._ends | set(params.stop_token_ids)
         state = self._grammars.state(params.grammar)
-        return Guide(state, params.ends(self._ends), self._target.config.vocab_size)
+        return Guide(state, ends, self._target.config.vocab_size)
 
     def _compute(self, works: Sequence[Work], laps: list[float]) -> list[Drawn]:
         """One packed forward and what was drawn from it; appends the time after each phase."""
