@@ -75,8 +75,8 @@ class Settings(BaseSettings):
 
     draft: Annotated[str | None, _Unset] = _setting(
         "speculation",
-        None,
-        "Draft model, written like the model; none: no draft model.",
+        "auto",
+        "Draft, written like the model; auto: what comes with the model; none: no draft.",
         min_length=1,
     )
     speculative_method: SpeculativeMethod = _setting(

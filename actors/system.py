@@ -26,15 +26,15 @@ from ..kv.capacity import (
     read_available_memory,
 )
 from ..kv.tensors import allocate, allocated_bytes
-from ..models.config import load_config
+from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
 from ..models.errors import ModelError
 from ..models.progress import Progress, silent
-from ..models.source import resolve
-from ..models.tokenizer import TextCodec, same_tokenizer
+from ..models.source import companion, resolve
+from ..models.tokenizer import TextCodec
 from ..models.weights import load_weights
-from ..spec.draft_model import DraftModel
 from ..spec.drafter import Drafter
+from ..spec.drafts import Draft, Origin, load_draft
 from ..spec.failure import classify
 from ..spec.grammar import Grammars
 from ..spec.ngram import NgramDrafter
@@ -109,41 +109,33 @@ class _Built:
     vocab_size: int
 
 
-@dataclass(slots=True, frozen=True)
-class _Model:
-    directory: Path
-    decoder: Decoder
-    kv: KvShape
-
-
 def _build(settings: Settings, device: torch.device, progress: Progress) -> _Built:
     """Runs in the launch thread: both models, the pool, the pair."""
     dtype = _dtype(settings.dtype)
-    target = _model(settings.model, "model", settings, device, dtype, progress)
-    codec = TextCodec.load(target.directory)
-    draft = None
-    if settings.draft is not None:
-        draft = _model(settings.draft, "draft", settings, device, dtype, progress)
-        _must_match(codec, target, draft)
-    length = _length(settings.max_model_len, target, draft)
-    blocks = _pool(settings, device, length, target, draft)
+    directory = resolve(settings.model, settings.cache_dir, progress)
+    config = load_config(directory)
+    weights = load_weights(directory, _as_stage("model", progress))
+    codec = TextCodec.load(directory)
+    draft = _draft(settings, Origin(directory, config, weights, codec), progress)
+    length = _length(settings.max_model_len, directory, config, draft)
+    target = Decoder(config, weights, device=device, dtype=dtype)
+    placed = draft.place(target) if draft else None
+    shape = KvShape(config.layers, config.kv_heads, config.head_dim, dtype.itemsize)
+    blocks = _pool(settings, device, length, config, (shape, placed.kv if placed else None))
 
     def place(shape: KvShape) -> list[torch.Tensor]:
         return allocate(shape, blocks, settings.block_size, dtype, device)
 
-    config = target.decoder.config
-    caches = place(target.kv)
+    caches = place(shape)
+    kv_bytes = allocated_bytes(caches)
     grammars = Grammars(codec.json, config.vocab_size, frozenset(config.eos_ids))
     drafters: dict[Method, Drafter] = {"ngram": NgramDrafter()}
-    kv_bytes = allocated_bytes(caches)
-    if draft is not None:
-        draft_caches = place(draft.kv)
+    if placed is not None:
+        draft_caches = place(placed.kv)
         kv_bytes += allocated_bytes(draft_caches)
-        drafters["draft"] = DraftModel(
-            draft.decoder, draft_caches, settings.block_size, config.vocab_size
-        )
+        drafters["draft"] = placed.drafter(draft_caches, settings.block_size)
     pair = ModelPair(
-        target.decoder,
+        target,
         caches,
         drafters,
         slots=settings.max_num_seqs,
@@ -152,70 +144,63 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         ends=frozenset(config.eos_ids),
         grammars=grammars,
     )
-    methods = tuple(drafters)
-    default_method = _default_method(settings, draft is not None)
+    default_method = _default_method(settings, placed is not None)
     info = ServingInfo(
         model=settings.public_name,
         created=int(time.time()),
         max_model_len=length,
-        draft=settings.draft,
+        draft=_draft_name(settings) if draft else None,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        methods=methods,
+        methods=tuple(drafters),
         default_method=default_method,
         default_k=_draft_lengths(settings)[default_method] if default_method else 0,
         blocks=blocks,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         kv_bytes=kv_bytes,
-        weight_bytes=target.decoder.weight_bytes + (draft.decoder.weight_bytes if draft else 0),
+        weight_bytes=target.weight_bytes + (placed.weight_bytes if placed else 0),
     )
-    return _Built(target.directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size)
+    return _Built(directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size)
 
 
-def _model(
-    name: str,
-    stage: str,
-    settings: Settings,
-    device: torch.device,
-    dtype: torch.dtype,
-    progress: Progress,
-) -> _Model:
+def _as_stage(name: str, progress: Progress) -> Progress:
+    return lambda _, done, total: progress(name, done, total)
+
+
+def _draft_name(settings: Settings) -> str | None:
+    """The draft to look for: what the settings say, or what comes with the model."""
+    if settings.draft != "auto":
+        return settings.draft
+    return companion(settings.model)
+
+
+def _draft(settings: Settings, target: Origin, progress: Progress) -> Draft | None:
+    name = _draft_name(settings)
+    if name is None:
+        return None
     directory = resolve(name, settings.cache_dir, progress)
-    config = load_config(directory)
-    weights = load_weights(directory, lambda _, done, total: progress(stage, done, total))
-    decoder = Decoder(config, weights, device=device, dtype=dtype)
-    shape = KvShape(config.layers, config.kv_heads, config.head_dim, dtype.itemsize)
-    return _Model(directory, decoder, shape)
+    return load_draft(directory, target, _as_stage("draft", progress))
 
 
-def _must_match(codec: TextCodec, target: _Model, draft: _Model) -> None:
-    """A draft's tokens must mean the same to the target, whose tokenizer `codec` is."""
-    difference = same_tokenizer(codec, TextCodec.load(draft.directory))
-    if difference is not None:
-        raise ModelError(
-            f"the draft {draft.directory} does not have the tokenizer of the model "
-            f"{target.directory}: {difference}"
-        )
-
-
-def _length(wanted: int | None, target: _Model, draft: _Model | None) -> int:
-    for model in filter(None, (target, draft)):
-        longest = model.decoder.config.max_position
-        if wanted is not None and wanted > longest:
-            raise ModelError(
-                f"max_model_len {wanted} exceeds the {longest} positions of {model.directory}"
-            )
-    return wanted or min(
-        model.decoder.config.max_position for model in filter(None, (target, draft))
-    )
+def _length(wanted: int | None, directory: Path, config: ModelConfig, draft: Draft | None) -> int:
+    longest = {directory: config.max_position}
+    if draft is not None:
+        longest[draft.directory] = draft.max_position
+    for where, positions in longest.items():
+        if wanted is not None and wanted > positions:
+            raise ModelError(f"max_model_len {wanted} exceeds the {positions} positions of {where}")
+    return wanted or min(longest.values())
 
 
 def _pool(
-    settings: Settings, device: torch.device, length: int, target: _Model, draft: _Model | None
+    settings: Settings,
+    device: torch.device,
+    length: int,
+    config: ModelConfig,
+    shapes: tuple[KvShape, KvShape | None],
 ) -> int:
-    """Blocks of the pool. ModelError when not even one sequence of two blocks fits."""
-    shapes = (target.kv, draft.kv if draft else None)
+    """Blocks of the pool, for target and draft. ModelError when not even two of them fit."""
     per_token = bytes_per_token(*shapes)
     if settings.kv_memory != "auto":
         budget = int(settings.kv_memory)
@@ -223,7 +208,6 @@ def _pool(
         wanted = settings.max_num_seqs * min(length, POOL_LENGTH)
         budget = cpu_budget(read_available_memory(), max(wanted, length), per_token)
     else:
-        config = target.decoder.config
         width = config.hidden_size + config.intermediate_size + config.vocab_size
         budget = gpu_budget(
             torch.cuda.mem_get_info(device)[1],

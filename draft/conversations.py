@@ -129,43 +129,57 @@ def read(path: Path) -> Iterator[Conversation]:
                 yield decoder.decode(line)
 
 
+class Diary:
+    """A file of conversations that grows. `held`: tokens in it. `numbers`: whose are in it."""
+
+    def __init__(self, path: Path) -> None:
+        """What the file holds already is kept, but for a last line that was cut off."""
+        self.held = 0
+        self.numbers: set[int] = set()
+        whole = 0
+        if path.exists():
+            for conversation in read(path):
+                self.numbers.add(conversation.number)
+                self.held += len(conversation.tokens)
+            whole = path.read_bytes().rfind(b"\n") + 1
+        self._file = path.open("r+b" if path.exists() else "xb")
+        self._file.truncate(whole)
+        self._file.seek(whole)
+
+    def add(self, conversation: Conversation) -> None:
+        """Write it down at once."""
+        self._file.write(msgspec.json.encode(conversation) + b"\n")
+        self._file.flush()
+        self.held += len(conversation.tokens)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 async def write_all(
     writer: Writer,
-    path: Path,
+    diary: Diary,
     tokens: int,
     *,
     at_once: int,
     questions: Sequence[str] = (),
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Append conversations to `path` until it holds `tokens` tokens, `at_once` side by side.
+    """Add conversations to the diary until it holds `tokens` tokens, `at_once` side by side.
 
-    What the file holds already is kept and counted. told: called with the tokens there are.
+    told: called with the tokens there are.
     """
-    numbers, held, whole = set(), 0, 0
-    if path.exists():
-        for conversation in read(path):
-            numbers.add(conversation.number)
-            held += len(conversation.tokens)
-        raw = path.read_bytes()
-        whole = raw.rfind(b"\n") + 1
-    next_number = count()
-    with path.open("r+b" if path.exists() else "xb") as out:
-        out.truncate(whole)
-        out.seek(whole)
+    numbers = (n for n in count() if n not in diary.numbers)
 
-        async def work() -> None:
-            nonlocal held
-            while held < tokens:
-                number = next(n for n in next_number if n not in numbers)
-                question = questions[number % len(questions)] if questions else None
-                written = await writer.write(number, question)
-                if written is not None:
-                    out.write(msgspec.json.encode(written) + b"\n")
-                    out.flush()
-                    held += len(written.tokens)
-                    told(held)
+    async def work() -> None:
+        while diary.held < tokens:
+            number = next(numbers)
+            question = questions[number % len(questions)] if questions else None
+            written = await writer.write(number, question)
+            if written is not None:
+                diary.add(written)
+                told(diary.held)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(work())
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -10,8 +11,20 @@ from ..kernels.attention import attend
 from ..kernels.kv_write import write_kv
 from ..kernels.norm_rope import apply_rope, rms_norm
 from .batch import Batch
-from .config import ModelConfig
 from .linear import Linear
+
+
+class Heads(Protocol):
+    """Sizes that a config says of its attention."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_eps(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +34,7 @@ class Attention:
     qkv: all heads of queries, then keys, then values.
     """
 
-    config: ModelConfig
+    config: Heads
     qkv: Linear
     o: Linear
     qk_norm: Tensor | None

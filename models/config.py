@@ -63,7 +63,7 @@ def load_config(directory: Path | str) -> ModelConfig:
     under which the decoder's answer would be wrong.
     """
     directory = Path(directory)
-    raw = _read_json(directory / "config.json")
+    raw = read_json(directory / "config.json")
     if raw is None:
         raise ModelError(f"{directory} holds no config.json: not a model directory")
     architecture = _architecture(raw, directory)
@@ -72,7 +72,8 @@ def load_config(directory: Path | str) -> ModelConfig:
     return _describe(architecture, config, _end_tokens(config, directory), directory)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object of a file, None when there is no file. Raises ModelError for another text."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -140,7 +141,7 @@ def _window(config: Any) -> int | None:
 
 
 def _end_tokens(config: Any, directory: Path) -> tuple[int, ...]:
-    generation = _read_json(directory / "generation_config.json") or {}
+    generation = read_json(directory / "generation_config.json") or {}
     ids: list[int] = []
     for value in (generation.get("eos_token_id"), config.eos_token_id):
         ids += value if isinstance(value, list) else [] if value is None else [value]

@@ -1,6 +1,6 @@
 """The tensors a checkpoint must hold: names as Hugging Face gives them, and shapes.
 
-Called by `decoder` before it builds itself of them.
+Called before a `decoder` or a `head` is built of them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from .config import ModelConfig
 from .errors import ModelError
+from .head_config import HeadConfig
 
 SHOWN = 5
+FREQUENCIES = "rotary_emb.inv_freq"
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -30,13 +32,32 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def expected_head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Name → shape of every tensor that a head draft must have, by the names of `speculators`."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, len(config.taps) * config.target_hidden_size),
+        "norm.weight": (hidden,),
+        "layers.0.hidden_norm.weight": (hidden,),
+    }
+    for layer in range(config.layers):
+        inputs = hidden if layer else 2 * hidden
+        named = _layer_shapes(config, inputs)
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in named.items()}
+    return shapes
+
+
+def _layer_shapes(
+    config: ModelConfig | HeadConfig, inputs: int | None = None
+) -> dict[str, tuple[int, ...]]:
+    """inputs: width of what attention projects, the hidden size unless told otherwise."""
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.heads * dim, config.kv_heads * dim
+    wide = inputs or hidden
     projections = {
-        "self_attn.q_proj": (q, hidden, config.qkv_bias),
-        "self_attn.k_proj": (kv, hidden, config.qkv_bias),
-        "self_attn.v_proj": (kv, hidden, config.qkv_bias),
+        "self_attn.q_proj": (q, wide, config.qkv_bias),
+        "self_attn.k_proj": (kv, wide, config.qkv_bias),
+        "self_attn.v_proj": (kv, wide, config.qkv_bias),
         "self_attn.o_proj": (hidden, q, config.o_bias),
         "mlp.gate_proj": (inner, hidden, config.mlp_bias),
         "mlp.up_proj": (inner, hidden, config.mlp_bias),
@@ -61,9 +82,32 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     Two kinds of extra tensors do no harm: stored rotary frequencies, and the head of a model
     that uses its embedding as head.
     """
-    expected = expected_shapes(config)
+    harmless = {"lm_head.weight"} if config.tie_head else set()
+    _check(config.architecture, expected_shapes(config), tensors, harmless)
+
+
+def check_head_tensors(config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
+    """The same for a head draft, which may have an embedding and an output of its own."""
+    own = {
+        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "lm_head.weight": (config.draft_vocab, config.hidden_size),
+    }
+    shapes = expected_head_shapes(config) | {n: s for n, s in own.items() if n in tensors}
+    _check("an EAGLE-3 head", shapes, tensors, set())
+
+
+def _check(
+    what: str,
+    expected: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Tensor],
+    harmless: set[str],
+) -> None:
     missing = [name for name in expected if name not in tensors]
-    extra = [name for name in tensors if name not in expected and not _harmless(name, config)]
+    extra = [
+        name
+        for name in tensors
+        if name not in expected and name not in harmless and not name.endswith(FREQUENCIES)
+    ]
     wrong = [
         f"{name} is {tuple(tensors[name].shape)}, not {shape}"
         for name, shape in expected.items()
@@ -72,11 +116,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     faults = (("missing", missing), ("unknown", extra), ("of a wrong shape", wrong))
     problems = [f"{kind}: {_some(names)}" for kind, names in faults if names]
     if problems:
-        raise ModelError(f"tensors do not fit {config.architecture}; " + "; ".join(problems))
-
-
-def _harmless(name: str, config: ModelConfig) -> bool:
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_head and name == "lm_head.weight")
+        raise ModelError(f"tensors do not fit {what}; " + "; ".join(problems))
 
 
 def _some(names: list[str]) -> str:

@@ -45,6 +45,12 @@ def resolve(model: str, cache_dir: Path | None = None, progress: Progress = sile
     raise ModelError(f"there is no model {model!r} here; accepted: {ACCEPTED}")
 
 
+def companion(model: str) -> str | None:
+    """The draft that comes with Paceline for a model, as `resolve` takes it; None for most."""
+    own = Path(__file__).parent / "demo_draft"
+    return str(own) if model.lower() in demo.ALIASES and own.is_dir() else None
+
+
 def demo_directory(cache_dir: Path) -> Path:
     """Where the demo model is once it has been prepared."""
     return _converted(cache_dir, demo.GGUF, demo.SHA256)

@@ -14,7 +14,6 @@ from typing import Any
 
 from .errors import ModelError
 
-
 _MARK = "\ue000 what the user says \ue000"
 
 

@@ -1,12 +1,13 @@
 """From host state to one packed forward: tokens, positions, cache rows and the attention plan.
 
-Used by the model pair once a step for the target, and by the draft model for each forward.
+Used by the model pair once a step for the target, and by drafters that are models for each round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.attention import Span, plan_attention
+from ..models.attention import Heads
 from ..models.batch import Batch
-from ..models.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,19 @@ class Feed:
         return table[positions // block_size - first] * block_size + positions % block_size
 
 
-def assemble(feeds: Sequence[Feed], decoder: Decoder, block_size: int) -> Batch:
-    """The feeds' tokens as consecutive rows of one batch on the decoder's device."""
-    config = decoder.config
+class Model(Protocol):
+    """What packs of rows are made for: a decoder, or a head draft."""
+
+    @property
+    def config(self) -> Heads: ...
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+def assemble(feeds: Sequence[Feed], model: Model, block_size: int) -> Batch:
+    """The feeds' tokens as consecutive rows of one batch on the model's device."""
+    config = model.config
     rows = np.stack(
         [
             np.concatenate([feed.tokens for feed in feeds]),
@@ -53,13 +64,13 @@ def assemble(feeds: Sequence[Feed], decoder: Decoder, block_size: int) -> Batch:
             np.concatenate([feed.cache_rows(block_size) for feed in feeds]),
         ]
     )
-    tokens, positions, where = torch.from_numpy(rows).to(decoder.device)
+    tokens, positions, where = torch.from_numpy(rows).to(model.device)
     attention = plan_attention(
         [Span(feed.start, len(feed), feed.blocks) for feed in feeds],
         heads_per_kv=config.heads // config.kv_heads,
         block_size=block_size,
-        device=decoder.device,
-        dtype=decoder.dtype,
+        device=model.device,
+        dtype=model.dtype,
     )
     return Batch(tokens=tokens, positions=positions, where=where, attention=attention)
 

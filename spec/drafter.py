@@ -1,13 +1,13 @@
 """The seam between the model pair and whatever guesses the next tokens.
 
-Implemented by `ngram` and `draft_model`, called by `pair` in the launch thread.
+Implemented by `ngram`, `draft_model` and `head`, called by `drafters` in the launch thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from .params import Method
 from .slots import Slot
@@ -47,5 +47,19 @@ class Drafter(Protocol):
         Asking again for the same window is allowed and gives the same answer. When it raises, the
         drafter is as fit for the next call as before. What it writes into the slot's blocks must
         be finite: whoever gets a block next reads what stands in it, if only to weigh it by zero.
+        """
+        ...
+
+
+@runtime_checkable
+class StateReader(Protocol):
+    """A drafter that reads the target's own states: those after `taps` layers, ascending."""
+
+    taps: tuple[int, ...]
+
+    def learn(self, slot: Slot, states: Tensor) -> None:
+        """The target has computed the slot's next tokens: its states of them [n, len(taps) * H].
+
+        Called after every such step of a sequence that is the drafter's.
         """
         ...

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .drafter import Drafter, Window
+from .drafter import Drafter, StateReader, Window
 from .params import Method
 from .slots import Slot
 from .work import Work
@@ -22,11 +22,20 @@ class Drafters:
 
     def __init__(self, drafters: Mapping[Method, Drafter]) -> None:
         self._drafters = dict(drafters)
+        self._readers = {m: it for m, it in drafters.items() if isinstance(it, StateReader)}
+        assert len(self._readers) < 2, "the target's states go to one drafter at most"
+        self.taps = next((reader.taps for reader in self._readers.values()), ())
 
     def open(self, slot: Slot) -> None:
         """The slot belongs to another sequence now."""
         if slot.method and (drafter := self._drafters.get(slot.method)):
             drafter.open(slot)
+
+    def learn(self, work: Work, count: int) -> None:
+        """The first `count` of the work's tokens are the sequence's: show their states to its
+        drafter, if that reads them."""
+        if work.slot.method and (reader := self._readers.get(work.slot.method)):
+            reader.learn(work.slot, work.states[:count])
 
     def draft(self, works: Sequence[Work]) -> None:
         """Show every drafter its rows, and take its guesses where the plan wants some."""

@@ -149,7 +149,10 @@ class ModelPair:
         """One packed forward and what was drawn from it; appends the time after each phase."""
         batch = assemble([work.feed for work in works], self._target, self._block_size)
         laps.append(perf_counter())
-        hidden = self._target.forward(batch, self._caches)
+        hidden, states = self._target.forward_tapped(batch, self._caches, self._drafters.taps)
+        parts = torch.split(states, [work.size for work in works])
+        for work, own in zip(works, parts, strict=True):
+            work.states = own
         rows = sampling_rows(works)
         logits = self._target.logits(hidden[rows]) if rows else hidden[:0]
         laps.append(perf_counter())
@@ -160,7 +163,7 @@ class ModelPair:
 
     def _tell(self, works: Sequence[Work], hidden: Tensor, drawn: list[Drawn]) -> None:
         """Add the log probabilities of prompt tokens where they are asked for."""
-        firsts = accumulate((work.count + len(work.draft) for work in works), initial=0)
+        firsts = accumulate((work.size for work in works), initial=0)
         for i, (work, first) in enumerate(zip(works, firsts, strict=False)):
             if not (told := work.told):
                 continue
@@ -195,7 +198,9 @@ class ModelPair:
                 scrub(self._caches, work.slot.blocks)
         for work, result in zip(works, drawn, strict=True):
             if result.finite and not _stuck(work, result):
-                work.slot.advance(work.count + result.accepted, result.tokens)
+                computed = work.count + result.accepted
+                work.slot.advance(computed, result.tokens)
+                self._drafters.learn(work, computed)
 
 
 def _stuck(work: Work, drawn: Drawn) -> bool:

@@ -21,6 +21,8 @@ from .plan import TokenLogprobs
 from .rejection import judge_draft
 from .slots import Slot
 
+NO_STATES = torch.empty(0, 0)
+
 
 @dataclass(slots=True, eq=False)
 class Work:
@@ -28,7 +30,8 @@ class Work:
 
     It samples behind the last known token and behind every draft token, or not at all. `wanted`
     says how many draft tokens it may have. odds: the distributions [len(draft), V] that the draft
-    was drawn from, or None for guesses that are certain.
+    was drawn from, or None for guesses that are certain. states: what the target's tapped layers
+    made of the row's tokens [count + len(draft), S], once it is computed.
     """
 
     slot: Slot
@@ -38,11 +41,17 @@ class Work:
     wanted: int = 0
     draft: list[int] = field(default_factory=list)
     odds: Tensor | None = None
+    states: Tensor = NO_STATES
 
     @property
     def end(self) -> int:
         """Index of the first token behind the known ones of this row."""
         return self.start + self.count
+
+    @property
+    def size(self) -> int:
+        """Packed rows that it takes."""
+        return self.count + len(self.draft)
 
     @property
     def known(self) -> NDArray[np.int64]:
@@ -98,7 +107,7 @@ class Drawn:
 
 def sampling_rows(works: Sequence[Work]) -> list[int]:
     """Packed rows whose logits are needed: the last `width` rows of every work."""
-    ends = accumulate(work.count + len(work.draft) for work in works)
+    ends = accumulate(work.size for work in works)
     return [
         row for work, end in zip(works, ends, strict=True) for row in range(end - work.width, end)
     ]
@@ -116,7 +125,7 @@ def draw(works: Sequence[Work], hidden: Tensor, logits: Tensor) -> list[Drawn]:
     if sampling:
         finite[sampling_rows(works)] &= finite_rows(logits)
     chosen = iter(_choose(sampling, logits) if sampling else ())
-    firsts = np.cumsum([0] + [work.count + len(work.draft) for work in works[:-1]])
+    firsts = np.cumsum([0] + [work.size for work in works[:-1]])
     sound = np.logical_and.reduceat(finite.cpu().numpy(), firsts)
     drawn, row = [], 0
     for work, ok in zip(works, sound, strict=True):

@@ -39,7 +39,7 @@ def test_a_step_that_raises_can_be_planned_anew(
 ) -> None:
     own = Models(directory, models.dtype)
     broken = own.first if where == "draft forward" else own.target
-    name = "logits" if where == "logits" else "forward"
+    name = "logits" if where == "logits" else "forward_tapped"
     inner, random, calls = getattr(broken, name), Random(8), iter(range(10**6))
 
     def failing(*args):  # type: ignore[no-untyped-def]

@@ -54,6 +54,10 @@ class TableDecoder:
         )
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
+    def forward_tapped(self, batch: Batch, caches: list[Tensor], taps: tuple[int, ...]):
+        hidden = self.forward(batch, caches)
+        return hidden, hidden[:, :0]
+
     def forward(self, batch: Batch, caches: list[Tensor]) -> Tensor:
         cells = caches[0][0].view(-1)
         cells[batch.where] = batch.tokens.float()

@@ -1,0 +1,128 @@
+"""A head draft: a layer or two that read a target's own states and guess its next tokens.
+
+Built beside a `Decoder` of its target, whose embedding and output it shares where its checkpoint
+has none of its own; driven by `spec.head`. The method is EAGLE-3 (Li et al. 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..kernels.norm_rope import rms_norm
+from .batch import Batch
+from .decoder import Decoder
+from .errors import ModelError
+from .head_config import HeadConfig
+from .layer import Loader
+from .layout import check_head_tensors
+from .rope import RopeTable
+from .weights import load_weights
+
+FIRST = "layers.0."
+OUTPUT = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
+
+
+def load_head_tensors(directory: Path, config: HeadConfig) -> dict[str, Tensor]:
+    """A head's tensors by the names of the `speculators` layout, with `d2t` as the target's ids
+    [draft_vocab] int64. Raises ModelError for a vocabulary map that is missing or not one."""
+    tensors = load_weights(directory)
+    named = {_name(name): tensor for name, tensor in tensors.items()}
+    named.pop("t2d", None)
+    offsets = named.pop("d2t", None)
+    ids = torch.arange(config.draft_vocab)
+    if offsets is not None and offsets.shape == ids.shape:
+        ids = ids + offsets.long()  # published as the distance from each draft id to its target id
+    elif offsets is not None or config.draft_vocab != config.vocab_size:
+        raise ModelError(
+            f"{directory} guesses {config.draft_vocab} of {config.vocab_size} tokens and holds no "
+            f"d2t of that length, which would say which ones"
+        )
+    if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size or len(ids.unique()) < len(
+        ids
+    ):
+        raise ModelError(f"{directory}: d2t does not map to {len(ids)} tokens of the target")
+    check_head_tensors(config, named)
+    return named | {"d2t": ids}
+
+
+def _name(name: str) -> str:
+    name = name.removeprefix("model.")
+    return FIRST + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+
+
+def output_rows(weights: Mapping[str, Tensor], tied: bool, ids: Tensor) -> Tensor:
+    """The rows [len(ids), H] of a target's output matrix, out of its checkpoint's tensors."""
+    return weights["model.embed_tokens.weight" if tied else OUTPUT][ids]
+
+
+class Head:
+    """The draft's weights on its target's device and in its dtype.
+
+    Attributes: config, device, dtype, weight_bytes, target_ids ([D] int64 on the device: the
+    target's id of every token that can be guessed, ascending or not).
+    """
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        tensors: dict[str, Tensor],
+        target: Decoder,
+        output: Tensor | None = None,
+    ) -> None:
+        """tensors: as `load_head_tensors` gives them; emptied on the way. output: the rows of the
+        target's output matrix for the head's tokens, needed where the checkpoint has none."""
+        self.config = config
+        self.device = target.device
+        self.dtype = target.dtype
+        self._target = target
+        self.target_ids = tensors.pop("d2t").to(self.device)
+        if OUTPUT not in tensors:
+            assert output is not None, "a head without an output of its own needs its target's"
+            tensors[OUTPUT] = output
+        loader = Loader(config, tensors, self.device, self.dtype)
+        self._own_embedding = loader.take(EMBEDDING) if EMBEDDING in tensors else None
+        self._fc = loader.linear("", "fc", bias=False)
+        self._embedding_norm = loader.take(FIRST + "input_layernorm.weight")
+        self._first = loader.layer(FIRST, attention_norm="hidden_norm")
+        self._rest = [loader.layer(f"layers.{i}.") for i in range(1, config.layers)]
+        self._norm = loader.take("norm.weight")
+        self._output = loader.linear("", "lm_head", bias=False)
+        self._rope = RopeTable(config.rope, config.max_position, self.device, self.dtype)
+        self.weight_bytes = loader.nbytes
+        tensors.clear()
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's states [T, len(taps) * target_hidden_size] → [T, H], what `forward` reads.
+        Zeros, which stand for a state that is not known, stay zeros."""
+        return self._fc(states)
+
+    def forward(self, batch: Batch, states: Tensor, caches: list[Tensor]) -> Tensor:
+        """The head's own states [T, H], before the final norm.
+
+        states: [T, H], for each row what is known of the token before it: fused states of the
+        target or, behind a guess, the head's own. caches: as a decoder's, one per layer.
+        """
+        first, eps = self._first, self.config.rms_eps
+        embedded = rms_norm(self._embed(batch.tokens), self._embedding_norm, eps)
+        normed = rms_norm(states, first.attention_norm, eps)
+        hidden = normed.clone() if self.config.norm_before_residual else states.clone()
+        rope = self._rope(batch.positions)
+        hidden.add_(first.attention(torch.cat((embedded, normed), 1), rope, batch, caches[0]))
+        first.feed_forward(hidden)
+        for layer, cache in zip(self._rest, caches[1:], strict=True):
+            layer.add_to(hidden, rope, batch, cache)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """States [S, H] that `forward` returned → [S, D], over the head's own tokens."""
+        return self._output(rms_norm(hidden, self._norm, self.config.rms_eps))
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if self._own_embedding is None:
+            return self._target.embed(tokens)
+        return self._own_embedding.index_select(0, tokens)

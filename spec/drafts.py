@@ -1,0 +1,104 @@
+"""From a draft's directory to a drafter: which kind it is, whether it fits, what it costs.
+
+Called by the composition root before it builds the target, since a head draft shares tensors of
+the target's checkpoint, which are gone once the target has been built of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from ..kv.capacity import KvShape
+from ..models.config import ModelConfig, load_config
+from ..models.decoder import Decoder
+from ..models.errors import ModelError
+from ..models.head import OUTPUT, Head, load_head_tensors, output_rows
+from ..models.head_config import HeadConfig, is_head, load_head_config
+from ..models.progress import Progress, silent
+from ..models.tokenizer import TextCodec, same_tokenizer
+from ..models.weights import load_weights
+from .draft_model import DraftModel
+from .drafter import Drafter
+from .head import HeadDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDraft:
+    """A draft beside its target. kv: what it keeps of a token. drafter: makes the drafter of the
+    storage that `kv` asks for and the tokens per block."""
+
+    kv: KvShape
+    weight_bytes: int
+    drafter: Callable[[list[Tensor], int], Drafter]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft that has been read and fits its target. max_position: how long a sequence it can
+    follow. place: puts it beside the target, on its device and in its dtype; to be called once."""
+
+    directory: Path
+    max_position: int
+    place: Callable[[Decoder], PlacedDraft]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The target that a draft is read for: where it lies, its config, its checkpoint's tensors and
+    its tokenizer."""
+
+    directory: Path
+    config: ModelConfig
+    weights: Mapping[str, Tensor]
+    codec: TextCodec
+
+
+def load_draft(directory: Path, target: Origin, progress: Progress = silent) -> Draft:
+    """Read a target's draft. Raises ModelError naming both sides where one does not fit the other.
+
+    A head has no tokenizer of its own: its config says what target it was made for.
+    """
+    if is_head(directory):
+        head = load_head_config(directory, target.config)
+        tensors = load_head_tensors(directory, head)
+        if OUTPUT not in tensors:
+            ids = tensors["d2t"]
+            tensors[OUTPUT] = output_rows(target.weights, target.config.tie_head, ids)
+        return _head_draft(directory, head, tensors)
+    config = load_config(directory)
+    difference = same_tokenizer(target.codec, TextCodec.load(directory))
+    if difference is not None:
+        raise ModelError(
+            f"the draft {directory} does not have the tokenizer of the model "
+            f"{target.directory}: {difference}"
+        )
+    return _model_draft(directory, config, load_weights(directory, progress))
+
+
+def _head_draft(directory: Path, config: HeadConfig, tensors: dict[str, Tensor]) -> Draft:
+    def place(target: Decoder) -> PlacedDraft:
+        head = Head(config, tensors, target)
+        return PlacedDraft(_shape(config, target), head.weight_bytes, partial(HeadDrafter, head))
+
+    return Draft(directory, config.max_position, place)
+
+
+def _model_draft(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
+    def place(target: Decoder) -> PlacedDraft:
+        own = Decoder(config, tensors, device=target.device, dtype=target.dtype)
+
+        def drafter(caches: list[Tensor], block_size: int) -> Drafter:
+            return DraftModel(own, caches, block_size, target.config.vocab_size)
+
+        return PlacedDraft(_shape(config, target), own.weight_bytes, drafter)
+
+    return Draft(directory, config.max_position, place)
+
+
+def _shape(config: HeadConfig | ModelConfig, target: Decoder) -> KvShape:
+    return KvShape(config.layers, config.kv_heads, config.head_dim, target.dtype.itemsize)

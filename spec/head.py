@@ -1,0 +1,97 @@
+"""A head draft as the drafter: it reads the states that the target computed of its own tokens.
+
+Entry j of its KV, in the blocks of the target's token j, is made of that token and the target's
+state of the token before it. So it depends on nothing behind it, and a block that two sequences
+share holds the same entries for both. A guess that follows a guess has no such state yet: the
+head's own stands in, and is overwritten when the target's is there (EAGLE-3, Li et al. 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..models.head import Head
+from .batch import Feed, assemble
+from .drafter import Window
+from .model_drafter import ModelDrafter
+from .slots import Slot
+
+
+@dataclass(slots=True)
+class _Progress:
+    """entries: how many there are in the KV, made of the target's states. computed: how many of the
+    sequence's tokens the target has computed. states: its states of the last ones of those, in
+    pieces [n, S]: of all that is not in an entry yet, and of one more."""
+
+    entries: int = 0
+    computed: int = 0
+    states: list[Tensor] = field(default_factory=list)
+
+    def states_from(self, start: int, unknown: Tensor) -> Tensor:
+        """The states that entries start … computed are made of [n, S]; `unknown` [1, S] for the
+        entry of the first token, and where a state was never seen."""
+        held = torch.cat(self.states) if self.states else unknown[:0]
+        wanted = self.computed + 1 - start
+        missing = max(0, wanted - len(held))
+        known = held[len(held) - (wanted - missing) :]
+        return torch.cat((unknown.expand(missing, -1), known)) if missing else known
+
+
+class HeadDrafter(ModelDrafter):
+    """Drafts with `head`, whose caches have as many blocks as the target's."""
+
+    def __init__(self, head: Head, caches: list[Tensor], block_size: int) -> None:
+        super().__init__(caches)
+        self.taps = head.config.taps
+        self._head = head
+        self._block_size = block_size
+        self._progress: dict[int, _Progress] = {}
+        width = len(self.taps) * head.config.target_hidden_size
+        self._unknown = torch.zeros(1, width, dtype=head.dtype, device=head.device)
+
+    def open(self, slot: Slot) -> None:
+        super().open(slot)
+        self._progress[slot.index] = _Progress(slot.computed, slot.computed)
+
+    def learn(self, slot: Slot, states: Tensor) -> None:
+        progress = self._progress[slot.index]
+        progress.computed += len(states)
+        progress.states.append(states)
+
+    def _lag(self, window: Window) -> Feed:
+        progress, slot = self._progress[window.slot.index], window.slot
+        end = progress.computed + 1
+        start = min(progress.entries, end - 1) if window.k else progress.entries
+        return Feed(slot.tokens[start:end], start, slot.blocks)
+
+    def _forward(
+        self, windows: Sequence[Window], feeds: Mapping[int, Feed], states: Mapping[int, Tensor]
+    ) -> Tensor:
+        batch = assemble(list(feeds.values()), self._head, self._block_size)
+        return self._head.forward(batch, self._states(windows, feeds, states), self._caches)
+
+    def _states(
+        self, windows: Sequence[Window], feeds: Mapping[int, Feed], states: Mapping[int, Tensor]
+    ) -> Tensor:
+        if states:
+            return torch.cat([states[i] for i in feeds])
+        parts = [
+            self._progress[windows[i].slot.index].states_from(feed.start, self._unknown)
+            for i, feed in feeds.items()
+        ]
+        return self._head.fuse(torch.cat(parts))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self._head.logits(hidden)
+        whole = logits.new_full((len(logits), self._head.config.vocab_size), -math.inf)
+        return whole.index_copy_(1, self._head.target_ids, logits)
+
+    def _land(self, window: Window, draft: list[int]) -> None:
+        progress = self._progress[window.slot.index]
+        progress.entries = progress.computed + 1
+        progress.states = [progress.states[-1][-1:]] if progress.states else []

@@ -1,0 +1,122 @@
+"""What drafters that are models have in common: round after round of guesses for all windows.
+
+`draft_model` and `head` say what a round computes. They draw guesses with the target's own
+parameters and noise, so that a guess is what the target will choose wherever both think alike;
+where rejection sampling asks for the odds of a guess, they draw with noise of their own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from ..kv.tensors import scrub
+from .batch import Feed
+from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
+from .drafter import Window
+from .params import Method
+from .slots import Slot
+
+
+class ModelDrafter(ABC):
+    """Drafts for every window at once. The first round brings the draft's KV up to the known
+    tokens, whatever each window lacks, and draws the first guesses; each further round feeds the
+    guesses of the last one to the windows that want more."""
+
+    method: Method = "draft"
+
+    def __init__(self, caches: list[Tensor]) -> None:
+        self._caches = caches
+        self._sick: set[int] = set()
+
+    def open(self, slot: Slot) -> None:
+        self._sick.discard(slot.index)
+
+    def propose(self, windows: Sequence[Window]) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in windows]
+        healthy = [i for i, w in enumerate(windows) if w.slot.index not in self._sick]
+        lags = {i: self._lag(windows[i]) for i in healthy}
+        feeds = {i: lag for i, lag in lags.items() if len(lag)}
+        states: Mapping[int, Tensor] = {}
+        sick: set[int] = set()
+        depth = 0
+        while feeds:
+            hidden = self._forward(windows, feeds, states)
+            ends = np.cumsum([len(feed) for feed in feeds.values()])
+            finite = np.split(finite_rows(hidden).cpu().numpy(), ends[:-1])
+            sick |= {i for i, part in zip(feeds, finite, strict=True) if not part.all()}
+            rows = {
+                i: int(end) - 1
+                for (i, feed), end in zip(feeds.items(), ends, strict=True)
+                if windows[i].k and feed.start + len(feed) == windows[i].upto + depth
+            }
+            if rows:
+                asking = [windows[i] for i in rows]
+                logits = self._logits(hidden[list(rows.values())])
+                append_guesses(asking, [drafts[i] for i in rows], logits)
+            states = {i: hidden[row : row + 1] for i, row in rows.items()}
+            depth += 1
+            feeds = {
+                i: Feed(np.array(drafts[i][-1:]), w.upto + depth - 1, w.slot.blocks)
+                for i in rows
+                if (w := windows[i]).k > depth and len(drafts[i]) == depth
+            }
+        for i in healthy:
+            if i in sick:
+                self._give_up(windows[i], drafts[i])
+            else:
+                self._land(windows[i], drafts[i])
+        return drafts
+
+    @abstractmethod
+    def _lag(self, window: Window) -> Feed:
+        """The known tokens to feed first: those without KV, and the last one anyway if a guess is
+        to follow it. Guesses follow where the feed reaches the window's last known token."""
+
+    @abstractmethod
+    def _forward(
+        self, windows: Sequence[Window], feeds: Mapping[int, Feed], states: Mapping[int, Tensor]
+    ) -> Tensor:
+        """Hidden states [T, H] of the feeds, by window, as packed rows; their KV is written on the
+        way. states: in every round but the first, the last state [1, H] of each window."""
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of hidden states, V as the target has it; -inf for tokens it never
+        guesses."""
+
+    @abstractmethod
+    def _land(self, window: Window, draft: list[int]) -> None:
+        """The window's known tokens have their KV now, and all but the last of its guesses."""
+
+    def _give_up(self, window: Window, draft: list[int]) -> None:
+        """Numbers that are not finite: draft no more for this sequence."""
+        # Stale ones would spoil the sums of the blocks' next owner.
+        scrub(self._caches, window.slot.blocks)
+        self._sick.add(window.slot.index)
+        draft.clear()
+        if window.odds is not None:
+            window.odds.clear()
+
+
+def append_guesses(windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor) -> None:
+    """Append a guess to each draft from its row of logits [N, V]; none where no token is allowed,
+    or where odds are asked for and there are none."""
+    sites = [
+        Sites(w.slot, w.upto, draft, len(draft), TEXT if w.odds is None else DRAFT)
+        for w, draft in zip(windows, drafts, strict=True)
+    ]
+    choices = Choices(logits, sites)
+    guesses = choices.tokens().tolist()
+    for i, (window, draft, guess) in enumerate(zip(windows, drafts, guesses, strict=True)):
+        if guess == NOTHING:
+            continue
+        if window.odds is not None:
+            odds = choices.odds(i)[0]
+            if not odds.isfinite().all():
+                continue
+            window.odds.append(odds)
+        draft.append(guess)
