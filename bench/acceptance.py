@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..actors.flags import Parser
+from ..actors.local import running, usage_of
 from ..actors.settings import Settings
 from ..spec.params import Accept, SamplingParams, Speculation
-from .running import read_flags, running, usage_of
+from .flags import read_flags
 from .steps import TOPICS
 
 RULES: tuple[Accept, ...] = get_args(Accept)
@@ -28,8 +29,10 @@ RULES: tuple[Accept, ...] = get_args(Accept)
 async def measure(settings: Settings, temperatures: list[float], k: int, tokens: int) -> Table:
     """A row for every temperature: tokens a step by each rule, and the share of guesses kept."""
     prompts = [f"Write about {topic}." for topic in TOPICS]
-    async with running(settings) as (engine, info):
-        table = Table(title=f"{info.model}, k = {k}, drafting with {info.default_method}")
+    async with running(settings) as (engine, parts):
+        table = Table(
+            title=f"{parts.info.model}, k = {k}, drafting with {parts.info.default_method}"
+        )
         for column in (
             "temperature",
             *(f"{rule}{what}" for rule in RULES for what in ("", ", kept")),

@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..actors.flags import Parser
+from ..actors.local import running, usage_of
 from ..actors.settings import Settings
 from ..spec.params import SamplingParams, Speculation
-from .running import read_flags, running, usage_of
+from .flags import read_flags
 from .steps import TOPICS
 
 LEDGER = "\n".join(
@@ -39,8 +40,8 @@ WORKLOADS = {
 
 async def measure(settings: Settings, ks: list[int], widths: list[int], tokens: int) -> Table:
     """A row for every workload, concurrency and draft length."""
-    async with running(settings) as (engine, info):
-        table = Table(title=f"{info.model}, drafting with {info.default_method}")
+    async with running(settings) as (engine, parts):
+        table = Table(title=f"{parts.info.model}, drafting with {parts.info.default_method}")
         for column in (
             "workload",
             "at once",

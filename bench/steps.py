@@ -21,13 +21,14 @@ from rich.table import Table
 
 from ..actors.engine import Engine
 from ..actors.flags import Parser
+from ..actors.local import running, usage_of
 from ..actors.planner import Planner
 from ..actors.sampler import Sampler
 from ..actors.settings import Settings
 from ..actors.streamer import Streamer
 from ..spec.params import SamplingParams, Speculation
 from ..spec.plan import StepDone
-from .running import read_flags, running, usage_of
+from .flags import read_flags
 
 LAUNCH = ("draft", "prepare", "forward", "sample", "finish")
 LOOP = ("plan", "judge", "stream")
@@ -115,8 +116,10 @@ async def measure(settings: Settings, batches: list[int], methods: list[str], to
     probe = Probe()
     probe.tally = Tally(0)
     probe.install()
-    async with running(settings) as (engine, info):
-        table = Table(title=f"{info.model} on {info.device}, {info.dtype}: milliseconds a step")
+    async with running(settings) as (engine, parts):
+        table = Table(
+            title=f"{parts.info.model} on {parts.info.device}, {parts.info.dtype}: milliseconds a step"
+        )
         for column in (*COLUMNS, "not forward", "nor draft"):
             table.add_column(column, justify="right")
         await _run(engine, max(batches), "off", 8)

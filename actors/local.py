@@ -1,43 +1,28 @@
-"""The engine in this process, without HTTP, and what answers cost there. Used by the benchmarks."""
+"""The engine in this process, without HTTP: for measurements and for the making of drafts."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
-from ..actors import logs
-from ..actors.engine import Engine, ServingInfo
-from ..actors.flags import Parser
-from ..actors.messages import ChatPrompt, Ended, Refused, Submit, Usage
-from ..actors.settings import Settings
-from ..actors.sources import add_flags
-from ..actors.sources import load as load_settings
-from ..actors.supervisor import Supervisor
-from ..actors.system import load
 from ..spec.params import SamplingParams
-
-
-def read_flags(parser: Parser) -> tuple[dict[str, Any], Settings]:
-    """The parser's own flags, and the settings that serve's flags make. Quietens the log."""
-    own = [action.dest for action in parser._actions if action.dest != "help"]
-    add_flags(parser)
-    flags = vars(parser.parse_strictly(sys.argv[1:]))
-    mine = {name: flags.pop(name) for name in own}
-    logs.configure("console", "warning")
-    return mine, load_settings(flags, flags.pop("config"))
+from .engine import Engine
+from .messages import ChatPrompt, Ended, Refused, Submit, Usage
+from .settings import Settings
+from .supervisor import Parts, Supervisor
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[tuple[Engine, ServingInfo]]:
-    """Load, start, and stop at the end."""
+async def running(settings: Settings) -> AsyncIterator[tuple[Engine, Parts]]:
+    """Load, start, and stop at the end. Raises ModelError."""
+    from .system import load  # brings torch, which the importer of this module may do without
+
     parts = await load(settings)
     supervisor = Supervisor(parts)
     supervisor.start()
     try:
-        yield supervisor.engine, parts.info
+        yield supervisor.engine, parts
     finally:
         await supervisor.stop(1.0)
         parts.close()
