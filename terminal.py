@@ -34,6 +34,7 @@ SPECULATION = {
     "auto": {"mode": "auto"},
     "off": {"mode": "off"},
     "ngram": {"mode": "force", "method": "ngram"},
+    "suffix": {"mode": "force", "method": "suffix"},
     "draft": {"mode": "force", "method": "draft"},
 }
 _SAMPLING = {

@@ -26,7 +26,7 @@ TILE = 64
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-SpeculativeMethod = Literal["auto", "ngram", "draft", "off"]
+SpeculativeMethod = Literal["auto", "ngram", "suffix", "draft", "off"]
 LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -88,6 +88,9 @@ class Settings(BaseSettings):
         "Draft tokens per step at most; none: the measured default.",
         ge=1,
         le=MAX_DRAFT,
+    )
+    suffix_memory: int = _setting(
+        "speculation", 0, "Tokens of recent traffic that suffix drafts remember; 0: none.", ge=0
     )
 
     max_num_seqs: int = _setting("batching", 16, "Sequences that run at once at most.", ge=1)

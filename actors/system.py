@@ -41,6 +41,7 @@ from ..spec.ngram import NgramDrafter
 from ..spec.pacing import DEFAULT_K
 from ..spec.pair import ModelPair
 from ..spec.params import Method
+from ..spec.suffix import SuffixDrafter
 from .admission import AdmissionLimits
 from .engine import ServingInfo
 from .planner import Limits
@@ -129,7 +130,10 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     caches = place(shape)
     kv_bytes = allocated_bytes(caches)
     grammars = Grammars(codec.json, config.vocab_size, frozenset(config.eos_ids))
-    drafters: dict[Method, Drafter] = {"ngram": NgramDrafter()}
+    drafters: dict[Method, Drafter] = {
+        "ngram": NgramDrafter(),
+        "suffix": SuffixDrafter(settings.suffix_memory),
+    }
     if placed is not None:
         draft_caches = place(placed.kv)
         kv_bytes += allocated_bytes(draft_caches)

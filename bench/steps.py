@@ -2,7 +2,7 @@
 
 Runs the engine in this process, without HTTP, at several batch sizes:
 
-    python -m paceline.bench.steps [--batch 1 4 8 16] [--method off ngram draft] [serve's flags]
+    python -m paceline.bench.steps [--batch 1 4 8 16] [--method off ngram suffix] [serve's flags]
 
 `wall` is the time from one landing to the next; `other` is what no phase accounts for (hops
 between actors and threads, and the event loop's own work). Only steps in which every sequence
@@ -117,9 +117,8 @@ async def measure(settings: Settings, batches: list[int], methods: list[str], to
     probe.tally = Tally(0)
     probe.install()
     async with running(settings) as (engine, parts):
-        table = Table(
-            title=f"{parts.info.model} on {parts.info.device}, {parts.info.dtype}: milliseconds a step"
-        )
+        info = parts.info
+        table = Table(title=f"{info.model} on {info.device}, {info.dtype}: milliseconds a step")
         for column in (*COLUMNS, "not forward", "nor draft"):
             table.add_column(column, justify="right")
         await _run(engine, max(batches), "off", 8)

@@ -1,6 +1,7 @@
 """The seam between the model pair and whatever guesses the next tokens.
 
-Implemented by `ngram`, `draft_model` and `head`, called by `drafters` in the launch thread.
+Implemented by `ngram`, `suffix`, `draft_model` and `head`, called by `drafters` in the launch
+thread.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .params import Method
 
-DEFAULT_K: dict[Method, int] = {"ngram": 4, "draft": 3}
+DEFAULT_K: dict[Method, int] = {"ngram": 4, "suffix": 8, "draft": 3}
 """Draft tokens a step when neither the request nor the server's settings say otherwise."""
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 Mode = Literal["auto", "off", "force"]
-Method = Literal["ngram", "draft"]
+Method = Literal["ngram", "suffix", "draft"]
 Accept = Literal["coupled", "rejection"]
 Granularity = Literal["step", "token"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
@@ -21,6 +21,7 @@ MAX_STOPS = 16
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256
 MAX_GRAMMAR = 256 * 1024
+MAX_SALT = 128
 SEED_MAX = 2**63 - 1
 
 
@@ -54,13 +55,17 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: `auto` lets the server decide, `off` never drafts, `force` drafts whenever it can.
     k: draft tokens per step at most. accept: `coupled` gives the text that the seed alone
     determines; `rejection` (Leviathan et al. 2023, Chen et al. 2023) gives the same distribution,
-    and a text that also depends on the draft.
+    and a text that also depends on the draft. memory: whether `suffix` drafts may look up recent
+    traffic, and remember this request for later ones. salt: only requests of the same salt, a
+    tenant's for example, find each other there.
     """
 
     mode: Mode = "auto"
     method: Method | None = None
     k: int | None = None
     accept: Accept = "coupled"
+    memory: bool = True
+    salt: str = ""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -186,4 +191,10 @@ def check(params: SamplingParams) -> None:
         "speculation.k",
         f"between 1 and {MAX_DRAFT}",
         s.k,
+    )
+    need(
+        len(s.salt) <= MAX_SALT,
+        "speculation.salt",
+        f"at most {MAX_SALT} characters",
+        len(s.salt),
     )

@@ -5,7 +5,7 @@ Owned by the model pair, in the launch thread; drafters read it through their wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,8 @@ class Slot:
     prompt, of which `tokens[:computed]` have their KV in the target's cache, in the blocks of
     `blocks` in order. Log probabilities of prompt tokens were given for what follows the first
     `reported` ones. processors: None where none apply, or before the first row that samples
-    (`prepared` tells).
+    (`prepared` tells). leaving: called once, before the slot forgets its sequence, for a drafter
+    that keeps something of it; must not raise.
     """
 
     index: int
@@ -40,9 +41,11 @@ class Slot:
     method: Method | None = None
     processors: Processors | None = None
     prepared: bool = False
+    leaving: Callable[[Slot], None] | None = None
 
     def open(self, opening: Opening) -> None:
         """Take over for another sequence: nothing of the last one remains."""
+        self._leave()
         self.seq = opening.seq
         self.known = len(opening.tokens)
         self.tokens[: self.known] = opening.tokens
@@ -63,11 +66,17 @@ class Slot:
 
     def clear(self) -> None:
         """Belong to nobody."""
+        self._leave()
         self.seq = -1
         self.known = self.computed = 0
         self.blocks = []
         self.processors = None
         self.prepared = False
+
+    def _leave(self) -> None:
+        leaving, self.leaving = self.leaving, None
+        if leaving is not None:
+            leaving(self)
 
 
 class Slots:

@@ -45,6 +45,10 @@ DIFFERENT = [
         {"speculation": Speculation("force", "draft", 3, "rejection")},
     ),
     ({"speculation": {"accept": "coupled"}}, {}),
+    (
+        {"speculation": {"method": "suffix", "memory": False, "salt": "é" * 128}},
+        {"speculation": Speculation(method="suffix", memory=False, salt="é" * 128)},
+    ),
 ]
 FORMATS = [
     ({"response_format": {"type": "text"}}, None),

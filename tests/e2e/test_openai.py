@@ -139,7 +139,7 @@ async def test_models(official):
     (model,) = [model async for model in official.models.list()]
     assert model.id == "demo"
     assert model.max_model_len == 2048
-    assert set(model.speculation["methods"]) == {"ngram", "draft"}
+    assert set(model.speculation["methods"]) == {"ngram", "suffix", "draft"}
     assert (await official.models.retrieve("demo")).id == "demo"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = ("actors", "api", "bench", "kernels", "kv", "models", "spec")
+FOLDERS = ("actors", "api", "bench", "draft", "kernels", "kv", "models", "spec")
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from graphlib import CycleError, TopologicalSorter
 
-EVERYTHING = {"actors", "api", "bench", "kernels", "kv", "models", "spec"}
+EVERYTHING = {"actors", "api", "bench", "draft", "kernels", "kv", "models", "spec"}
 MAY_IMPORT = {
     "": EVERYTHING,
     "bench": EVERYTHING - {"bench"},
+    "draft": {"actors", "spec", "models", "kernels", "kv"},
     "api": {"actors"},
     "actors": {"spec", "kv"},
     "spec": {"models", "kernels", "kv"},
@@ -22,7 +23,7 @@ MODULES_MAY_IMPORT = {
     "kv.tensors": {"kernels"},
 }
 DEVICE_LIBRARIES = {"torch", "triton", "transformers", "safetensors", "gguf"}
-DEVICE_CODE = {"bench", "kernels", "models", "spec"}
+DEVICE_CODE = {"bench", "draft", "kernels", "models", "spec"}
 LONGEST = 300
 
 

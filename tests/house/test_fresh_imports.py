@@ -14,6 +14,7 @@ import pytest
 
 PURE_SPEC = {
     *("params", "plan", "judge", "pacing", "ngram", "slots", "drafter", "guide", "tally"),
+    *("occurrences", "suffix", "suffix_memory"),
     *("grammar", "grammar_compiler", "grammar_schema", "grammar_text", "grammar_trial"),
 }
 PURE_MODELS = {"errors", "progress", "cache", "demo", "source", "tokenizer"}

@@ -37,6 +37,7 @@ from support.tiny_pair import (
 VARIANTS: list[tuple[str, Method | None, int]] = [
     ("none", None, 0),
     *(("ngram", "ngram", k) for k in (1, 4, 8)),
+    *(("suffix", "suffix", k) for k in (1, 8)),
     *(("first layer", "draft", k) for k in (1, 3, 5)),
     *(("itself", "draft", k) for k in (1, 3, 5)),
 ]
@@ -193,7 +194,7 @@ def test_a_draft_ends_where_the_context_ends(models: Models, left: int) -> None:
 def test_texts_may_fill_the_context(models: Models) -> None:
     plain = [Job(p, SAMPLED, MAX_LEN) for p in prompts(4)]
     driver(models.pair(), ahead=2).run(plain)
-    for method, draft in (("ngram", None), ("draft", models.target)):
+    for method, draft in (("ngram", None), ("suffix", None), ("draft", models.target)):
         jobs = [Job(p, SAMPLED, MAX_LEN, method, 16) for p in prompts(4)]
         driver(models.pair(draft), ahead=3).run(jobs)
         assert [job.text for job in jobs] == [job.text for job in plain]

@@ -53,6 +53,23 @@ def test_an_opening_says_what_of_it_is_the_prompt() -> None:
     assert (slot.known, slot.prompt, slot.reported) == (4, 3, 2)
 
 
+def test_what_leaves_a_slot_is_shown_once_and_whole() -> None:
+    slots = Slots(1, 16)
+    seen: list[tuple[int, list[int]]] = []
+    slot = slots.open(opening(1, 0, [1, 2]))
+    slot.leaving = lambda it: seen.append((it.seq, it.tokens[: it.known].tolist()))
+    slot.advance(2, [3])
+    slots.open(opening(2, 0, [9, 9, 9, 9]))
+    assert seen == [(1, [1, 2, 3])]
+    slots.reset()
+    assert len(seen) == 1
+    slot = slots.open(opening(3, 0, [5]))
+    slot.leaving = lambda it: seen.append((it.seq, it.tokens[: it.known].tolist()))
+    slots.reset()
+    slots.reset()
+    assert seen[1:] == [(3, [5])]
+
+
 def test_rows_must_name_the_sequence_of_their_slot() -> None:
     slots = Slots(2, 16)
     slots.open(opening(4, 1, [1]))

@@ -21,6 +21,7 @@ from paceline.spec.ngram import NgramDrafter
 from paceline.spec.pair import ModelPair
 from paceline.spec.params import Method, SamplingParams
 from paceline.spec.plan import Opening, Row, StepDone, StepPlan
+from paceline.spec.suffix import SuffixDrafter
 from support.drive import Driver, Job
 from support.tiny_models import cut_layers, save_tiny
 
@@ -75,8 +76,9 @@ class Models:
         target: Decoder | None = None,
         drafters: Mapping[Method, Drafter] | None = None,
     ) -> ModelPair:
-        """A pair with fresh caches, n-grams and, if given, a draft model; or other drafters."""
-        own: dict[Method, Drafter] = {"ngram": NgramDrafter()}
+        """A pair with fresh caches, n-grams, suffixes and, if given, a draft model; or other
+        drafters."""
+        own: dict[Method, Drafter] = {"ngram": NgramDrafter(), "suffix": SuffixDrafter(500)}
         if draft is not None:
             own["draft"] = DraftModel(draft, caches_for(draft), BLOCK_SIZE, VOCAB)
         target = target or self.target
@@ -134,7 +136,7 @@ def mixed_jobs() -> tuple[list[Job], list[tuple[SamplingParams, int]]]:
     jobs, keys = [], []
     for i, prompt in enumerate(prompts(8)):
         params = SAMPLED if i in (1, 2, 5, 7) else GREEDY
-        method: Method | None = (None, "ngram", "draft")[i % 3]
+        method: Method | None = (None, "ngram", "draft", "suffix")[i % 4]
         jobs.append(Job(prompt, params, len(prompt) + NEW_TOKENS, method, 1 + i % 5))
         keys.append((params, i))
     return jobs, keys
