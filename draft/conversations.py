@@ -21,6 +21,7 @@ from ..actors.engine import Engine
 from ..actors.messages import Accepted, Delta, Submit, TokenPrompt
 from ..models.tokenizer import TextCodec
 from ..spec.params import SamplingParams, Speculation
+from .given import Given
 
 SHORTEST_QUESTION = 4
 LONGEST_QUESTION = 160
@@ -61,17 +62,20 @@ class Writer:
         self._recipe = recipe
         self._longest = engine.info.max_model_len
 
-    async def write(self, number: int, question: str | None = None) -> Conversation | None:
-        """Conversation `number`; None when the model asks nothing. question: the user's first
-        turn, which the model otherwise writes."""
+    async def write(self, number: int, given: Given = ()) -> Conversation | None:
+        """Conversation `number`; None when there is none: the model asked nothing, or what is given
+        is too long. given: its turns up to the question, which the model otherwise writes, or up to
+        an answer, and then the model has nothing to say."""
+        if given:
+            return await self._answer(number, given)
         recipe = self._recipe
-        temperature = recipe.temperatures[number % len(recipe.temperatures)]
+        temperature = self._temperature(number)
         turns: list[dict[str, str]] = []
         tokens: list[int] = []
         answers: list[tuple[int, int]] = []
         for turn in range(1 + number % recipe.turns):
             name = f"{recipe.seed}.{number}.{turn}"
-            asked = question if turn == 0 and question else await self._ask(turns, name)
+            asked = await self._ask(turns, name)
             if asked is None:
                 break
             turns.append({"role": "user", "content": asked})
@@ -88,6 +92,31 @@ class Writer:
             if said[-1] not in self._ends:
                 break
         return Conversation(number, tokens, answers) if answers else None
+
+    async def _answer(self, number: int, given: Given) -> Conversation | None:
+        """What is given, with the model's answer if it ends in a question."""
+        tokens: list[int] = []
+        answers: list[tuple[int, int]] = []
+        asked = [i for i, turn in enumerate(given) if turn["role"] == "assistant"]
+        for i in asked:
+            prompt = self._codec.encode_chat(given[:i])
+            said = [*self._codec.encode_part(given[i]["content"]), self._ends[0]]
+            if prompt[: len(tokens)] == tokens and len(prompt) + len(said) <= self._longest:
+                tokens = prompt + said
+                answers.append((len(prompt), len(tokens)))
+        if not asked or asked[-1] < len(given) - 1:
+            prompt = self._codec.encode_chat(given)
+            room = min(self._recipe.answer_tokens, self._longest - len(prompt))
+            if room >= 1 and prompt[: len(tokens)] == tokens:
+                temperature = self._temperature(number)
+                name = f"{self._recipe.seed}.{number}.given"
+                said = await self._say(name, prompt, temperature, room)
+                tokens = prompt + said
+                answers.append((len(prompt), len(tokens)))
+        return Conversation(number, tokens, answers) if answers else None
+
+    def _temperature(self, number: int) -> float:
+        return self._recipe.temperatures[number % len(self._recipe.temperatures)]
 
     async def _ask(self, turns: list[dict[str, str]], name: str) -> str | None:
         opening = self._codec.encode_opening(turns)
@@ -162,20 +191,22 @@ async def write_all(
     tokens: int,
     *,
     at_once: int,
-    questions: Sequence[str] = (),
+    given: Sequence[Given] = (),
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Add conversations to the diary until it holds `tokens` tokens, `at_once` side by side.
 
-    told: called with the tokens there are.
+    given: what they begin with, each once; they end with the last of it. told: called with the
+    tokens there are.
     """
     numbers = (n for n in count() if n not in diary.numbers)
 
     async def work() -> None:
         while diary.held < tokens:
             number = next(numbers)
-            question = questions[number % len(questions)] if questions else None
-            written = await writer.write(number, question)
+            if given and number >= len(given):
+                return
+            written = await writer.write(number, given[number] if given else ())
             if written is not None:
                 diary.add(written)
                 told(diary.held)

@@ -198,9 +198,8 @@ class ModelPair:
                 scrub(self._caches, work.slot.blocks)
         for work, result in zip(works, drawn, strict=True):
             if result.finite and not _stuck(work, result):
-                computed = work.count + result.accepted
-                work.slot.advance(computed, result.tokens)
-                self._drafters.learn(work, computed)
+                work.slot.advance(work.count + result.accepted, result.tokens)
+                self._drafters.learn(work, result.accepted)
 
 
 def _stuck(work: Work, drawn: Drawn) -> bool:

@@ -30,7 +30,8 @@ class Work:
 
     It samples behind the last known token and behind every draft token, or not at all. `wanted`
     says how many draft tokens it may have. odds: the distributions [len(draft), V] that the draft
-    was drawn from, or None for guesses that are certain. states: what the target's tapped layers
+    was drawn from, or None for guesses that are certain. looked_up: whether the draft came from
+    a look-up or a grammar in the place of its drafter. states: what the target's tapped layers
     made of the row's tokens [count + len(draft), S], once it is computed.
     """
 
@@ -41,6 +42,7 @@ class Work:
     wanted: int = 0
     draft: list[int] = field(default_factory=list)
     odds: Tensor | None = None
+    looked_up: bool = False
     states: Tensor = NO_STATES
 
     @property

@@ -15,6 +15,7 @@ from paceline.spec.params import Grammar, Method, SamplingParams, Speculation
 from paceline.spec.plan import Opening
 from paceline.spec.processors import Processors
 from paceline.spec.slots import Slot, Slots
+from paceline.spec.suffix import SuffixDrafter
 from paceline.spec.work import Work
 from support.automaton import Automaton, AutomatonState
 
@@ -126,3 +127,58 @@ def test_drafters_open_their_own_slots_alone() -> None:
     for i, method in enumerate(("draft", "ngram", None)):
         drafters.open(slots.open(Opening(i, i, (1,), SamplingParams(), method)))  # type: ignore[arg-type]
     assert asked.opened == [slots[0]]
+
+
+# --- suffix drafts beside a model's ----------------------------------------------------------
+
+REPEATS = (1, 2, 3, 4, 5) * 4
+
+
+def repeating(wanted: int, *, rejection: bool = False) -> Work:
+    """A work whose text repeats itself, so that a look-up promises much."""
+    work = work_of(wanted, REPEATS, grammar=False, rejection=rejection)
+    work.states = torch.zeros(work.count + wanted, 0)
+    return work
+
+
+def both(asked: Asked, work: Work) -> Drafters:
+    drafters = Drafters({"suffix": SuffixDrafter(), "draft": asked})
+    drafters.open(work.slot)
+    return drafters
+
+
+def test_the_longer_promise_is_drafted_and_the_model_keeps_up() -> None:
+    asked, work = Asked([6, 6, 6]), repeating(3)
+    drafters = both(asked, work)
+    drafters.draft([work])
+    assert (work.draft, work.looked_up) == ([1, 2, 3], True)
+    assert [window.k for window in asked.windows] == [0]
+
+
+def test_a_model_that_has_held_longer_is_asked() -> None:
+    asked, work = Asked([6, 6, 6]), repeating(3)
+    drafters = both(asked, work)
+    for _ in range(40):
+        work.draft, work.looked_up = [6, 6, 6], False
+        drafters.learn(work, 3)
+    drafters.draft([work])
+    assert (work.draft, work.looked_up) == ([6, 6, 6], False)
+    for _ in range(40):
+        drafters.learn(work, 0)
+    drafters.draft([work])
+    assert work.looked_up
+
+
+def test_what_a_look_up_brought_says_nothing_of_the_model() -> None:
+    asked, work = Asked([6, 6, 6]), repeating(3)
+    drafters = both(asked, work)
+    for _ in range(40):
+        drafters.draft([work])
+        assert work.looked_up
+        drafters.learn(work, 3)
+
+
+def test_odds_are_never_looked_up() -> None:
+    asked, work = Asked([6, 6, 6], odds=True), repeating(3, rejection=True)
+    both(asked, work).draft([work])
+    assert (work.draft, work.looked_up) == ([6, 6, 6], False)

@@ -49,12 +49,13 @@ def test_speculation_alone_and_in_company_gives_the_plain_text(
     models: Models, texts: Texts, params: SamplingParams, drafts: str, method: Method, k: int
 ) -> None:
     draft = {"first layer": models.first, "itself": models.target}.get(drafts)
+    beside = drafts != "itself"
     alone = jobs_of(params, method, k)[k % 8]
-    driver(models.pair(draft)).run([alone])
+    driver(models.pair(draft, beside=beside)).run([alone])
     assert alone.text == texts.of(params)[k % 8]
 
     jobs = jobs_of(params, method, k)
-    run = driver(models.pair(draft), Random(k), chunk=40, preempt=0.04)
+    run = driver(models.pair(draft, beside=beside), Random(k), chunk=40, preempt=0.04)
     run.run(jobs)
     assert [job.text for job in jobs] == texts.of(params)
     assert run.preemptions > 0

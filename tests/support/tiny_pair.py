@@ -75,10 +75,13 @@ class Models:
         *,
         target: Decoder | None = None,
         drafters: Mapping[Method, Drafter] | None = None,
+        beside: bool = True,
     ) -> ModelPair:
         """A pair with fresh caches, n-grams, suffixes and, if given, a draft model; or other
-        drafters."""
-        own: dict[Method, Drafter] = {"ngram": NgramDrafter(), "suffix": SuffixDrafter(500)}
+        drafters. beside: whether there are suffixes, which may stand in for a draft model."""
+        own: dict[Method, Drafter] = {"ngram": NgramDrafter()}
+        if beside:
+            own["suffix"] = SuffixDrafter(500)
         if draft is not None:
             own["draft"] = DraftModel(draft, caches_for(draft), BLOCK_SIZE, VOCAB)
         target = target or self.target
