@@ -113,7 +113,7 @@ def tokens_per_step(target: Decoder, drafters, method: str, params: SamplingPara
     driver = Driver(pair, blocks=BLOCKS, **sizes)
     random = Random(9)
     jobs = [
-        Job(tuple(sentence(random, 8)), replace_seed(params, i), 80, method, 4)
+        Job(tuple(sentence(random, 8)), msgspec.structs.replace(params, seed=i), 80, method, 4)
         for i in range(SLOTS)
     ]
     driver.run(jobs)

@@ -187,7 +187,7 @@ def test_log_probabilities_are_of_the_raw_logits_and_aligned(directory: Path) ->
 
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_a_draft_ends_where_the_context_ends(models: Models, left: int) -> None:
-    done = open_one(models.pair(models.target), MAX_LEN - left, draft=8)
+    done = open_one(models.pair(models.target, beside=False), MAX_LEN - left, draft=8)
     assert done.rows[0].drafted == left
     assert len(done.rows[0].tokens) == left + 1
 
