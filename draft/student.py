@@ -14,6 +14,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from ..models.head_config import HeadConfig
 from ..models.layout import expected_head_shapes
 from ..models.rope import RopeTable
+from ..spec.params import MAX_DRAFT
 
 
 class Student(nn.Module):
@@ -39,7 +40,9 @@ class Student(nn.Module):
                 for name in expected_head_shapes(config)
             }
         )
-        self._rope = RopeTable(config.rope, config.max_position, torch.device("cpu"), torch.float32)
+        # A pass that begins at the last position goes on behind it, to no purpose.
+        positions = config.max_position + MAX_DRAFT
+        self._rope = RopeTable(config.rope, positions, torch.device("cpu"), torch.float32)
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters by their published names."""

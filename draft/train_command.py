@@ -96,7 +96,8 @@ def _read(argv: Sequence[str]) -> Job:
     add_flags(parser)
     flags = vars(parser.parse_strictly(argv))
     mine = {name: flags.pop(name) for name in own}
-    settings = load(flags | {"draft": "none"}, flags.pop("config"))
+    config = flags.pop("config")
+    settings = load(flags | {"draft": "none"}, config)
     wide = {"max_num_seqs": mine["at_once"], "max_queued_requests": 2 * mine["at_once"]}
     return Job(
         settings=settings.model_copy(update=wide),
