@@ -87,6 +87,7 @@ def summary(info: ServingInfo, address: str) -> dict[str, str]:
             f"at most {info.max_num_seqs} at once"
         ),
         "speculation": f"{default}; on request: {others}" if others else default,
+        "exact": "the same text in any company" if info.exact else "not promised on this device",
         "address": address,
     }
 

@@ -40,6 +40,8 @@ class ServingInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
     kv_bytes: int
     weight_bytes: int
+    exact: bool = True
+    """Whether a text is promised not to depend on what else is computed beside it."""
 
     @property
     def pool_tokens(self) -> int:

@@ -164,6 +164,7 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         max_num_seqs=settings.max_num_seqs,
         kv_bytes=kv_bytes,
         weight_bytes=target.weight_bytes + (placed.weight_bytes if placed else 0),
+        exact=target.exact,
     )
     return _Built(directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size)
 

@@ -27,10 +27,14 @@ class SpeculationOffer(msgspec.Struct, frozen=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True):
+    """exact: whether the same request, with the same seed, gives the same text whatever else is
+    served beside it and whoever drafts."""
+
     id: str
     created: int
     max_model_len: int
     speculation: SpeculationOffer
+    exact: bool
     object: str = "model"
     owned_by: str = "paceline"
 
@@ -58,7 +62,7 @@ def _json(document: object, status: int = 200) -> web.Response:
 
 def _card(info: ServingInfo) -> ModelCard:
     offer = SpeculationOffer(info.methods, info.default_method, info.default_k)
-    return ModelCard(info.model, info.created, info.max_model_len, offer)
+    return ModelCard(info.model, info.created, info.max_model_len, offer, info.exact)
 
 
 async def models(request: web.Request) -> web.Response:

@@ -27,7 +27,8 @@ from .rope import RopeTable
 class Decoder:
     """The model on one device in one dtype. Weights are read-only; the caches are the caller's.
 
-    Attributes: config, device, dtype, weight_bytes (what the weights occupy).
+    Attributes: config, device, dtype, weight_bytes (what the weights occupy), exact (whether a
+    row's numbers were found to be the same in any company; never claimed of a GPU).
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Decoder:
         self._head = self._output(loader)
         self._rope = RopeTable(config.rope, config.max_position, self.device, dtype)
         self.weight_bytes = loader.nbytes
+        self.exact = loader.exact and self._head.exact and self.device.type == "cpu"
         tensors.clear()
 
     def embed(self, tokens: Tensor) -> Tensor:

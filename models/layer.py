@@ -71,6 +71,7 @@ class Loader:
         self._device = device
         self._dtype = dtype
         self.nbytes = 0
+        self.exact = True
 
     def take(self, *names: str) -> Tensor:
         """One tensor, or several joined along their first dimension."""
@@ -83,7 +84,9 @@ class Loader:
         """The projections `names` as one matrix, their outputs side by side."""
         weight = self.take(*(f"{prefix}{name}.weight" for name in names))
         biases = self.take(*(f"{prefix}{name}.bias" for name in names)) if bias else None
-        return Linear(weight, biases)
+        made = Linear(weight, biases)
+        self.exact &= made.exact
+        return made
 
     def layer(self, prefix: str, attention_norm: str = "input_layernorm") -> Layer:
         """The layer whose tensors' names begin with `prefix`."""

@@ -11,15 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
 
+TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 20, 31, 32, 48, 64, 96)
 # (least, multiple): rows are padded to at least `least` and to a multiple of `multiple`.
 PADDINGS = ((1, 1), (2, 1), (4, 4), (12, 4), (16, 8), (16, 16), (32, 32))
-TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 20, 31, 32, 48, 64, 96)
+
+
+class Padding(NamedTuple):
+    """How rows are padded, and whether every tried number of rows then gives the same bits."""
+
+    least: int
+    multiple: int
+    exact: bool
 
 
 class Linear:
@@ -29,18 +38,19 @@ class Linear:
     of a product's time at few rows. Rows that a padding rule adds are zeros, cut off again.
     """
 
-    __slots__ = ("_product", "nbytes", "packed")
+    __slots__ = ("_product", "exact", "nbytes", "packed")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight: [out, in]; bias: [out]. Both on the device and in the dtype to compute in.
 
         packed: whether `weight` itself is no longer needed. nbytes: what the product occupies.
+        exact: whether a row's bits are the same in any company, as far as was tried.
         """
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         packed = _packed(weight, bias)
         self.packed = packed is not None
         product = packed or _plain(weight, bias)
-        least, multiple = padding(tuple(weight.shape), weight.dtype, weight.device)
+        least, multiple, self.exact = padding(tuple(weight.shape), weight.dtype, weight.device)
         unpadded = (least, multiple) == PADDINGS[0]
         self._product = product if unpadded else _padded(product, least, multiple)
 
@@ -86,9 +96,9 @@ def _padded(product: Product, least: int, multiple: int) -> Product:
 
 
 @cache
-def padding(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
+def padding(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Padding:
     """The first padding under which every tried number of rows gives the same bits for a matrix
-    of this shape; where none does, the widest is the best there is.
+    of this shape; where none does, the widest is the best there is, and is not exact.
 
     Measured on CPUs with AVX-512: packed products of more than about a thousand terms need two
     rows and shorter ones one; unpacked fp32 needs twelve, in fours.
@@ -99,8 +109,8 @@ def padding(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) ->
     for least, multiple in PADDINGS:
         tried = {_pad(rows, least, multiple) for rows in TRIED_ROWS}
         if all(torch.equal(product(x[-rows:]), whole[-rows:]) for rows in tried):
-            return least, multiple
-    return PADDINGS[-1]
+            return Padding(least, multiple, True)
+    return Padding(*PADDINGS[-1], False)
 
 
 def _cancelling(shape: tuple[int, int], rows: int) -> tuple[Tensor, Tensor]:

@@ -144,6 +144,7 @@ class FakeEngine:
             methods=("ngram", "draft"),
             default_method="ngram",
             default_k=4,
+            exact=True,
         )
         self._arrived = asyncio.Event()
 

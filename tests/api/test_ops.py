@@ -16,6 +16,7 @@ CARD = {
     "owned_by": "paceline",
     "max_model_len": 2048,
     "speculation": {"methods": ["ngram", "draft"], "default": "ngram", "k": 4},
+    "exact": True,
 }
 
 

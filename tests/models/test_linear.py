@@ -63,3 +63,15 @@ def test_padding_is_as_little_as_the_product_needs(monkeypatch: pytest.MonkeyPat
     assert torch.equal(product(torch.ones(5, 16)), torch.ones(5, 16))
     assert seen == [8]
     linear.padding.cache_clear()
+
+
+def test_a_product_that_no_padding_makes_exact_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moody(weight: torch.Tensor, bias: torch.Tensor | None) -> linear.Product:
+        return lambda x: x @ weight.T * (1.0 + 1e-6 * len(x))
+
+    linear.padding.cache_clear()
+    assert Linear(torch.eye(16)).exact
+    linear.padding.cache_clear()
+    monkeypatch.setattr(linear, "_packed", moody)
+    assert not Linear(torch.eye(16)).exact
+    linear.padding.cache_clear()
