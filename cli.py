@@ -1,4 +1,4 @@
-"""The front door: `paceline serve | chat | version`.
+"""The front door: `paceline serve | chat | draft probe | draft train | version`.
 
 Each command has a parser of its own and is imported when it is called, so that one command does
 not pay for another's libraries.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from . import __version__
@@ -23,21 +23,29 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 1
 EXIT_INTERRUPTED = 130
 
+Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
+"""By name: what runs, and a line about it."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     parser = Parser(prog="paceline", description="A large-language-model server.")
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (_, summary) in COMMANDS.items():
-        commands.add_parser(name, help=summary, add_help=False)
     try:
-        args, rest = parser.parse_known_args(argv)
-        if args.command is None:
-            raise UsageError(f"say which command: {', '.join(COMMANDS)}")
-        return COMMANDS[args.command][0](rest)
+        return _dispatch(parser, COMMANDS, argv)
     except UsageError as error:
         return refuse(error)
+
+
+def _dispatch(parser: Parser, commands: Commands, argv: Sequence[str] | None) -> int:
+    """Run the one of `commands` that `argv` begins with on the rest of it. Raises UsageError."""
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (_, summary) in commands.items():
+        choices.add_parser(name, help=summary, add_help=False)
+    args, rest = parser.parse_known_args(argv)
+    if args.command is None:
+        raise UsageError(f"say which command: {', '.join(commands)}")
+    return commands[args.command][0](rest)
 
 
 def refuse(error: object) -> int:
@@ -107,6 +115,32 @@ def chat(argv: Sequence[str]) -> int:
     return talk(argv)
 
 
+def draft(argv: Sequence[str]) -> int:
+    """Measure or make drafts: the next word says which."""
+    from .actors.sources import SettingsError
+    from .models.errors import ModelError
+
+    parser = Parser(prog="paceline draft", description="The workshop of drafts.")
+    try:
+        return _dispatch(parser, DRAFT_COMMANDS, argv)
+    except (SettingsError, ModelError, OSError) as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _probe(argv: Sequence[str]) -> int:
+    from .draft.probe_command import probe
+
+    return probe(argv)
+
+
+def _train(argv: Sequence[str]) -> int:
+    from .draft.train_command import train
+
+    return train(argv)
+
+
 def version(argv: Sequence[str]) -> int:
     """Print the version."""
     Parser(prog="paceline version").parse_strictly(argv)
@@ -114,8 +148,14 @@ def version(argv: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+DRAFT_COMMANDS: Commands = {
+    "probe": (_probe, "what speculation will bring on this machine"),
+    "train": (_train, "train a draft for a model"),
+}
+
+COMMANDS: Commands = {
     "serve": (serve, "serve a model over HTTP and WebSocket"),
     "chat": (chat, "talk to a running server"),
+    "draft": (draft, "measure or make drafts"),
     "version": (version, "print the version"),
 }

@@ -7,6 +7,7 @@ prefix `paceline:`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -20,8 +21,25 @@ _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _PHASES = ("draft", "prepare", "forward", "sample", "finish")
 
 
+class Watcher(Protocol):
+    """Who wants to see the steps themselves, beside the counters: a measurement."""
+
+    def step(self, done: StepDone) -> None:
+        """A step has landed and its verdict is sent."""
+        ...
+
+    def draft(self, method: Method, drafted: int, accepted: int) -> None:
+        """A draft of that step was verified."""
+        ...
+
+
 class Metrics:
-    """All counters, gauges and histograms, and the text they are scraped as."""
+    """All counters, gauges and histograms, and the text they are scraped as.
+
+    watcher: told what is counted of each step, if there is one.
+    """
+
+    watcher: Watcher | None = None
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -113,6 +131,8 @@ class Metrics:
         for phase, child in self._phases.items():
             child.observe(getattr(done.times, phase))
         self.step_tokens.observe(sum(len(row.tokens) for row in done.rows))
+        if self.watcher is not None:
+            self.watcher.step(done)
 
     def observe_draft(self, method: Method, drafted: int, accepted: int) -> None:
         """One verified draft."""
@@ -123,6 +143,8 @@ class Metrics:
             self._drafted_at[position].inc()
         for position in range(accepted):
             self._accepted_at[position].inc()
+        if self.watcher is not None:
+            self.watcher.draft(method, drafted, accepted)
 
     def observe_failure(self, kind: str) -> None:
         self.step_failures.labels(kind).inc()

@@ -61,6 +61,10 @@ def paceline(*argv: str, **options) -> subprocess.CompletedProcess[str]:
         (["serve", "--config", "/nowhere/x.toml"], "cannot read /nowhere/x.toml"),
         (["chat", "--temprature", "1"], "did you mean --temperature?"),
         (["chat", "--speculation", "guess"], "--speculation"),
+        (["draft"], "say which command: probe, train"),
+        (["draft", "prove"], "invalid choice: 'prove' (choose from"),
+        (["draft", "probe", "--prompt", "x"], "--prompt; did you mean --prompts?"),
+        (["draft", "probe", "--max-num-seqs", "0"], "max_num_seqs (got '0' from --max-num-seqs)"),
         (["version", "--long"], "unknown flag --long"),
     ],
 )
