@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,10 +22,10 @@ from ..actors.engine import Engine
 from ..actors.messages import Accepted, Delta, Submit, TokenPrompt
 from ..models.tokenizer import TextCodec
 from ..spec.params import SamplingParams, Speculation
-from .given import Given
 
 SHORTEST_QUESTION = 4
 LONGEST_QUESTION = 160
+Turns = Sequence[Mapping[str, Any]]
 OFF = Speculation(mode="off")
 DONE = ("stop", "length")
 
@@ -62,7 +63,7 @@ class Writer:
         self._recipe = recipe
         self._longest = engine.info.max_model_len
 
-    async def write(self, number: int, given: Given = ()) -> Conversation | None:
+    async def write(self, number: int, given: Turns = ()) -> Conversation | None:
         """Conversation `number`; None when there is none: the model asked nothing, or what is given
         is too long. given: its turns up to the question, which the model otherwise writes, or up to
         an answer, and then the model has nothing to say."""
@@ -93,7 +94,7 @@ class Writer:
                 break
         return Conversation(number, tokens, answers) if answers else None
 
-    async def _answer(self, number: int, given: Given) -> Conversation | None:
+    async def _answer(self, number: int, given: Turns) -> Conversation | None:
         """What is given, with the model's answer if it ends in a question."""
         tokens: list[int] = []
         answers: list[tuple[int, int]] = []
@@ -191,7 +192,7 @@ async def write_all(
     tokens: int,
     *,
     at_once: int,
-    given: Sequence[Given] = (),
+    given: Sequence[Turns] = (),
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Add conversations to the diary until it holds `tokens` tokens, `at_once` side by side.

@@ -19,8 +19,8 @@ from ..actors.flags import UsageError
 from ..actors.messages import Ended, Refused, Submit, Usage
 from ..models.errors import ModelError
 from ..spec.params import Method, SamplingParams, Speculation
-from .probe_prompts import Question
 from .probe_tally import Tally
+from .questions import Question
 
 Way = Method | Literal["off"]
 WARMING = 4

@@ -19,8 +19,8 @@ from ..actors.flags import Parser, UsageError, nearest
 from ..actors.settings import Settings
 from ..spec.params import MAX_DRAFT, Method
 from .probe import Wish, measure
-from .probe_prompts import BUILT_IN, Question, built_in, read
 from .probe_report import Report, report
+from .questions import BUILT_IN, Question, built_in, read
 
 TOKENS = 32
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -29,10 +29,10 @@ from ..models.tokenizer import TextCodec
 from ..models.weights import load_weights
 from .bars import Bars
 from .card import write_card
-from .conversations import Diary, Recipe, Writer, write_all
+from .conversations import Diary, Recipe, Turns, Writer, write_all
 from .conversations import read as read_diary
-from .given import Given, read_given
 from .publish import describe, write_config, write_tensors
+from .questions import read as read_questions
 from .states import Lessons, write_lessons
 from .student import Student
 from .trainer import Plan, Score, Trainer, initial_tensors
@@ -48,7 +48,7 @@ class Job:
 
     settings: Settings
     out: Path
-    given: tuple[Given, ...]
+    given: tuple[Turns, ...]
     tokens: int
     at_once: int
     vocab: int
@@ -102,7 +102,7 @@ def _read(argv: Sequence[str]) -> Job:
     return Job(
         settings=settings.model_copy(update=wide),
         out=mine["out"],
-        given=tuple(read_given(mine["data"])),
+        given=tuple(it.prompt.turns for file in mine["data"] for it in read_questions(file)),
         tokens=mine["tokens"],
         at_once=mine["at_once"],
         vocab=mine["draft_vocab"],

@@ -22,10 +22,10 @@ from paceline.cli import main
 from paceline.draft import probe_command
 from paceline.draft.probe import Cell, Wish, measure, waves
 from paceline.draft.probe_command import chosen
-from paceline.draft.probe_prompts import Question, built_in, read
 from paceline.draft.probe_report import Report, Run, add_positions, conclude, report
 from paceline.draft.probe_tables import bar, show
 from paceline.draft.probe_tally import Tally
+from paceline.draft.questions import Question, built_in, read
 from paceline.models.errors import ModelError
 from paceline.spec.plan import RowDone, StepDone, StepTimes
 from support.server import Server
@@ -357,7 +357,8 @@ def test_the_json_has_the_documented_keys(probed):
 
 
 async def test_a_running_server_observes_what_was_predicted(flags, probed):
-    """At temperature 0 the counts are the same, not only the shares."""
+    """At temperature 0 the counts of look-ups are the same, not only the shares. Whether a draft
+    model is asked or a look-up stands in also depends on how it did for others before."""
     with Server(*flags) as server:
         async with Client(server.url) as client:
             observed = {
@@ -370,7 +371,8 @@ async def test_a_running_server_observes_what_was_predicted(flags, probed):
         drafted, accepted = (sum(counts) for counts in zip(*observed[run.method], strict=True))
         assert drafted > 0
         assert abs(run.accepted_share - accepted / drafted) < 0.03
-        assert (run.drafted, run.accepted) == (drafted, accepted)
+        if run.method != "draft":
+            assert (run.drafted, run.accepted) == (drafted, accepted)
 
 
 async def _drafted(client, prompt: str, method: str) -> tuple[int, int]:

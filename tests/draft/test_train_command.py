@@ -12,9 +12,7 @@ from paceline.actors.local import running
 from paceline.actors.messages import ChatPrompt, Delta, Ended, Submit
 from paceline.actors.settings import Settings
 from paceline.draft.conversations import Conversation, Diary, read
-from paceline.draft.given import read_given
 from paceline.draft.train_command import train
-from paceline.models.errors import ModelError
 from paceline.models.tokenizer import TextCodec
 from paceline.spec.params import SamplingParams, Speculation
 from support.tiny_models import save_tiny
@@ -116,25 +114,6 @@ def test_given_questions_are_answered_and_given_answers_learnt_as_they_are(model
     assert "what is it?" in codec.decode(first.tokens)
     [(start, end)] = second.answers
     assert codec.decode(second.tokens[start:end]) == "two three"
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ('{"prompt": 3}', 'neither a "prompt" nor "messages"'),
-        ('{"messages": []}', 'neither a "prompt" nor "messages"'),
-        ('{"messages": [{"role": "user"}]}', 'neither a "prompt" nor "messages"'),
-        ('{"messages": ', "is not JSON"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, line, complaint):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"prompt": "fine"}\n\n' + line + "\n")
-    with pytest.raises(ModelError, match=r"data\.jsonl:3") as error:
-        list(read_given([path]))
-    assert complaint in str(error.value)
-    with pytest.raises(ModelError, match="cannot read"):
-        list(read_given([tmp_path / "missing"]))
 
 
 def test_a_diary_that_was_torn_goes_on_behind_its_last_whole_line(tmp_path):

@@ -1,4 +1,4 @@
-"""Prompts of a probe: the built-in ones, or those of a file.
+"""Prompts to ask a model, or conversations to learn from: built-in ones, or those of a file.
 
 A file is plain text, one prompt a line, or JSON lines: `{"prompt": "…"}` or `{"messages": [{"role":
 "user", "content": "…"}, …]}`. It is read as JSON lines when its name ends so (.jsonl, .json) or its
@@ -23,7 +23,8 @@ JSON_NAMES = (".jsonl", ".json")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and where it stands for whoever has to correct it."""
+    """A prompt, and where it stands for whoever has to correct it. Its last turn may be the
+    assistant's where it is not to be asked."""
 
     where: str
     prompt: ChatPrompt
