@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -26,6 +27,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Engine, Parts]]:
     finally:
         await supervisor.stop(1.0)
         parts.close()
+        gc.unfreeze()  # what was loaded for a server's lifetime is garbage now
 
 
 async def usage_of(
