@@ -189,13 +189,14 @@ def _draft(settings: Settings, target: Origin, progress: Progress) -> Draft | No
 
 
 def _length(wanted: int | None, directory: Path, config: ModelConfig, draft: Draft | None) -> int:
-    longest = {directory: config.max_position}
+    """The longest sequence. ModelError where one is wanted that model or draft cannot follow."""
+    longest = [(config.max_position, f"the model {directory}")]
     if draft is not None:
-        longest[draft.directory] = draft.max_position
-    for where, positions in longest.items():
+        longest.append((draft.max_position, f"the draft {draft.directory}"))
+    for positions, which in longest:
         if wanted is not None and wanted > positions:
-            raise ModelError(f"max_model_len {wanted} exceeds the {positions} positions of {where}")
-    return wanted or min(longest.values())
+            raise ModelError(f"max_model_len {wanted} exceeds the {positions} positions of {which}")
+    return wanted or min(positions for positions, _ in longest)
 
 
 def _pool(

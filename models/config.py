@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .errors import ModelError
+from .errors import ModelError, one_line
 from .rope import Rope, read_rope
 
 # Architecture → model_type of the config class that transformers must choose for it.
@@ -68,7 +68,7 @@ def load_config(directory: Path | str) -> ModelConfig:
         raise ModelError(f"{directory} holds no config.json: not a model directory")
     architecture = _architecture(raw, directory)
     config = _parse(directory)
-    _refuse_unsupported(raw, config, directory)
+    refuse_unsupported(raw, config, directory)
     return _describe(architecture, config, _end_tokens(config, directory), directory)
 
 
@@ -107,10 +107,16 @@ def _parse(directory: Path) -> Any:
             str(directory), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # its validators raise many kinds, all meaning the same here
-        raise ModelError(f"{directory / 'config.json'} is not valid: {error}") from error
+        where = directory / "config.json"
+        raise ModelError(f"{where} is not valid: {one_line(error)}") from error
 
 
-def _refuse_unsupported(raw: dict[str, Any], config: Any, directory: Path) -> None:
+def refuse_unsupported(raw: dict[str, Any], config: Any, directory: Path) -> None:
+    """Raise ModelError for settings of layers that are not computed here.
+
+    raw: what `config.json` says of the layers. config: the transformers config made of it.
+    """
+
     def refuse(setting: str, why: str) -> None:
         raise ModelError(f"unsupported {setting} in {directory / 'config.json'}: {why}")
 

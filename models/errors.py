@@ -9,3 +9,8 @@ from __future__ import annotations
 
 class ModelError(Exception):
     """A model that cannot be served as it lies there: missing, damaged or of an unknown kind."""
+
+
+def one_line(error: Exception) -> str:
+    """What another library's error says, without line breaks: messages here are one sentence."""
+    return " ".join(str(error).split())

@@ -18,36 +18,72 @@ from .decoder import Decoder
 from .errors import ModelError
 from .head_config import HeadConfig
 from .layer import Loader
-from .layout import check_head_tensors
+from .layout import EMBEDDING, OUTPUT, check_head_tensors
+from .progress import Progress, silent
 from .rope import RopeTable
 from .weights import load_weights
 
 FIRST = "layers.0."
-OUTPUT = "lm_head.weight"
-EMBEDDING = "embed_tokens.weight"
 
 
-def load_head_tensors(directory: Path, config: HeadConfig) -> dict[str, Tensor]:
+def load_head_tensors(
+    directory: Path, config: HeadConfig, progress: Progress = silent
+) -> dict[str, Tensor]:
     """A head's tensors by the names of the `speculators` layout, with `d2t` as the target's ids
-    [draft_vocab] int64. Raises ModelError for a vocabulary map that is missing or not one."""
-    tensors = load_weights(directory)
-    named = {_name(name): tensor for name, tensor in tensors.items()}
-    named.pop("t2d", None)
-    offsets = named.pop("d2t", None)
-    ids = torch.arange(config.draft_vocab)
-    if offsets is not None and offsets.shape == ids.shape:
-        ids = ids + offsets.long()  # published as the distance from each draft id to its target id
-    elif offsets is not None or config.draft_vocab != config.vocab_size:
-        raise ModelError(
-            f"{directory} guesses {config.draft_vocab} of {config.vocab_size} tokens and holds no "
-            f"d2t of that length, which would say which ones"
-        )
-    if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size or len(ids.unique()) < len(
-        ids
-    ):
-        raise ModelError(f"{directory}: d2t does not map to {len(ids)} tokens of the target")
+    [draft_vocab] int64.
+
+    Raises ModelError for files that cannot be read, for tensors that do not fit the config, and for
+    maps of the vocabulary that are missing, are none, or contradict each other.
+    """
+    named: dict[str, Tensor] = {}
+    for name, tensor in load_weights(directory, progress).items():
+        if _name(name) in named:
+            raise ModelError(f"{directory} holds two tensors of the name {_name(name)}")
+        named[_name(name)] = tensor
+    ids = _target_ids(config, named.pop("d2t", None), directory)
+    known = named.pop("t2d", None)
+    if known is not None:
+        _must_agree(config, ids, known, directory)
     check_head_tensors(config, named)
     return named | {"d2t": ids}
+
+
+def _target_ids(config: HeadConfig, offsets: Tensor | None, directory: Path) -> Tensor:
+    """The target's ids [draft_vocab] of the tokens that can be guessed. offsets: `d2t` as it is
+    published, the distance from each token's id in the draft to its id in the target."""
+    count, vocab = config.draft_vocab, config.vocab_size
+    ids = torch.arange(count)
+    if offsets is None:
+        if count != vocab:
+            raise ModelError(
+                f"{directory} guesses {count} of {vocab} tokens and holds no d2t, which would say "
+                f"which ones"
+            )
+        return ids
+    if offsets.shape != ids.shape or offsets.is_floating_point():
+        shape = f"{tuple(offsets.shape)} {str(offsets.dtype).removeprefix('torch.')}"
+        raise ModelError(f"{directory}: d2t is {shape}, not the offsets of {count} tokens")
+    ids = ids + offsets.long()
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise ModelError(
+            f"{directory}: d2t leads to the tokens {int(ids.min())} to {int(ids.max())}, and the "
+            f"target has {vocab}"
+        )
+    if len(ids.unique()) < count:
+        raise ModelError(f"{directory}: d2t leads to {len(ids.unique())} tokens, not to {count}")
+    return ids
+
+
+def _must_agree(config: HeadConfig, ids: Tensor, known: Tensor, directory: Path) -> None:
+    """known: `t2d` as it is published, whether each of the target's tokens can be guessed."""
+    if known.shape != (config.vocab_size,):
+        raise ModelError(f"{directory}: t2d is {tuple(known.shape)}, not ({config.vocab_size},)")
+    mask = torch.zeros(config.vocab_size, dtype=torch.bool)
+    mask[ids] = True
+    if differing := int((known.bool() != mask).sum()):
+        raise ModelError(
+            f"{directory}: t2d and d2t disagree about {differing} of {len(mask)} tokens"
+        )
 
 
 def _name(name: str) -> str:

@@ -1,7 +1,9 @@
 """What a head draft's `config.json` says: EAGLE-3 heads as they are published.
 
 Two layouts are in use, that of the `speculators` library (a nested layer config, names what it
-needs at the top) and that of SpecForge, ModelOpt and EAGLE itself (a flat Llama config).
+needs at the top) and that of SpecForge, ModelOpt and EAGLE itself (a flat Llama config). Sizes that
+do not fit the target are errors. What a head says of its target's name and architecture is not
+looked at: such names vary, and no text depends on a draft.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .config import ModelConfig, read_json
-from .errors import ModelError
+from .config import ModelConfig, read_json, refuse_unsupported
+from .errors import ModelError, one_line
 from .rope import Rope, read_rope
 
 FLAT = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 NESTED = "eagle3"
-ACTIVATIONS = ("silu",)
+OWN_KEYS = ("speculators_model_type", "eagle_config", "draft_vocab_size")
+"""Keys that no model has that stands on its own. EAGLE's own heads call themselves plain Llamas:
+the last key is all that tells them apart."""
+TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +57,37 @@ class HeadConfig:
 def is_head(directory: Path) -> bool:
     """Whether the directory holds a head draft rather than a model that stands on its own."""
     raw = read_json(directory / "config.json") or {}
-    names = raw.get("architectures") or []
-    return "speculators_model_type" in raw or any("eagle" in str(name).lower() for name in names)
+    named = any("eagle" in name.lower() for name in _architectures(raw))
+    return named or any(key in raw for key in OWN_KEYS)
 
 
 def load_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
     """Read `config.json` of a head draft for `target`.
 
     Raises ModelError for what is not computed here, and for a head made for another target: it
-    names both sides.
+    says what the head asks for and what the target has.
     """
     where = directory / "config.json"
     raw = read_json(where) or {}
     layer = _layer(raw, where)
-    config = _parse(layer, where)
     kind = layer.get("model_type", "llama")
     if kind not in ("llama", "qwen3"):
         raise ModelError(f"unsupported model_type {kind!r} of the head's layer in {where}")
-    if config.hidden_act not in ACTIVATIONS:
-        raise ModelError(f"unsupported hidden_act {config.hidden_act!r} in {where}")
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    config = _parse(kind, layer, where)
+    refuse_unsupported(layer, config, directory)
+    heads, hidden, vocab = config.num_attention_heads, config.hidden_size, config.vocab_size
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
     bias = bool(getattr(config, "attention_bias", False))
     found = HeadConfig(
-        hidden_size=config.hidden_size,
-        target_hidden_size=raw.get("target_hidden_size") or config.hidden_size,
+        hidden_size=hidden,
+        target_hidden_size=_size(raw, "target_hidden_size", hidden, where),
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
         intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        draft_vocab=raw.get("draft_vocab_size") or config.vocab_size,
+        vocab_size=vocab,
+        draft_vocab=_size(raw, "draft_vocab_size", vocab, where),
         max_position=config.max_position_embeddings,
         rms_eps=config.rms_norm_eps,
         rope=read_rope(config, head_dim, directory),
@@ -94,8 +98,13 @@ def load_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
         qk_norm=kind == "qwen3",
     )
-    _must_fit(found, target, directory)
+    _must_fit(found, target, where)
     return found
+
+
+def _architectures(raw: dict[str, Any]) -> list[str]:
+    names = raw.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _layer(raw: dict[str, Any], where: Path) -> dict[str, Any]:
@@ -103,59 +112,88 @@ def _layer(raw: dict[str, Any], where: Path) -> dict[str, Any]:
     kind = raw.get("speculators_model_type")
     if kind not in (None, NESTED):
         raise ModelError(f"unsupported speculators_model_type {kind!r} in {where}: only {NESTED!r}")
-    if kind is None and not any(name in FLAT for name in raw.get("architectures") or []):
-        known = ", ".join(FLAT)
-        raise ModelError(f"unsupported architectures in {where}; heads supported: {known}")
-    for flag in ("norm_before_fc", "fc_norm"):
+    names = _architectures(raw)
+    flat = (*FLAT, "LlamaForCausalLM") if "draft_vocab_size" in raw else FLAT
+    if kind is None and not any(name in flat for name in names):
+        shown, known = ", ".join(names) or "none", ", ".join(FLAT)
+        raise ModelError(f"unsupported architectures in {where}: {shown}; of heads: {known}")
+    for flag in ("norm_before_fc", "fc_norm", "quantization_config"):
         if raw.get(flag):
             raise ModelError(f"unsupported {flag} in {where}")
-    if (raw.get("eagle_config") or {}).get("use_aux_hidden_state", True) is not True:
-        raise ModelError(f"{where}: a head without auxiliary states (EAGLE-1) is not supported")
+    if _eagle_config(raw).get("use_aux_hidden_state") not in (None, True):
+        raise ModelError(
+            f"unsupported use_aux_hidden_state in {where}: a head that reads the last layer alone, "
+            f"like EAGLE-1"
+        )
     layer = raw if kind is None else raw.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise ModelError(f"{where} has no transformer_layer_config")
     return layer
 
 
-def _parse(layer: dict[str, Any], where: Path) -> Any:
+def _eagle_config(raw: dict[str, Any]) -> dict[str, Any]:
+    found = raw.get("eagle_config")
+    return found if isinstance(found, dict) else {}
+
+
+def _parse(kind: str, layer: dict[str, Any], where: Path) -> Any:
+    """The layer's transformers config, which has the defaults and older spellings filled in."""
     from transformers import AutoConfig
 
-    fields = {key: value for key, value in layer.items() if key != "architectures"}
-    kind = fields.pop("model_type", "llama")
+    ignored = {"architectures", "model_type"}
+    if kind == "llama" and set(layer.get("layer_types") or ()) <= {"full_attention"}:
+        ignored |= {"layer_types", "sliding_window"}  # left over from a target of another family
+    fields = {key: value for key, value in layer.items() if key not in ignored}
     try:
-        return AutoConfig.for_model(kind, **fields)
+        config = AutoConfig.for_model(kind, **fields)
     except Exception as error:  # its validators raise many kinds, all meaning the same here
-        raise ModelError(f"{where} is not valid: {error}") from error
+        raise ModelError(f"{where} is not valid: {one_line(error)}") from error
+    if config.num_hidden_layers < 1:
+        raise ModelError(f"{where} is not valid: num_hidden_layers {config.num_hidden_layers}")
+    return config
+
+
+def _size(raw: dict[str, Any], key: str, default: int, where: Path) -> int:
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"{where} is not valid: {key} {value!r}")
+    return value
 
 
 def _taps(raw: dict[str, Any], target: ModelConfig, where: Path) -> tuple[int, ...]:
     """After how many layers states are read. `speculators` counts the layers done; the flat
     layout names the layer whose output is meant, one less."""
     layers = target.layers
-    top = raw.get("eagle_aux_hidden_state_layer_ids")
-    nested = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    if top:
-        taps = tuple(top)
-    elif nested:
-        taps = tuple(i + 1 for i in nested)
-    else:
+    done, named = raw.get(TAPS), _eagle_config(raw).get(TAPS)
+    given, shift = (done, 0) if done else (named, 1)
+    if not given:
         taps = (2, layers // 2, layers - 3)
+        said = f"{where} has no {TAPS}, and the usual layers {list(taps)}"
+    elif isinstance(given, list) and all(isinstance(i, int) for i in given):
+        taps = tuple(i + shift for i in given)
+        said = f"{where}: {TAPS} {given}"
+    else:
+        raise ModelError(f"{where} is not valid: {TAPS} {given!r}")
     if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= layers:
         raise ModelError(
-            f"{where}: eagle_aux_hidden_state_layer_ids {list(taps)} are no {len(taps)} ascending "
-            f"layers of a target that has {layers}"
+            f"{said} are no {len(taps)} ascending layers of a target that has {layers}"
         )
     return taps
 
 
-def _must_fit(head: HeadConfig, target: ModelConfig, directory: Path) -> None:
+def _must_fit(head: HeadConfig, target: ModelConfig, where: Path) -> None:
     pairs = (
-        ("target_hidden_size", head.target_hidden_size, target.hidden_size),
-        ("vocab_size", head.vocab_size, target.vocab_size),
+        ("target_hidden_size", "hidden_size", head.target_hidden_size, target.hidden_size),
+        ("vocab_size", "vocab_size", head.vocab_size, target.vocab_size),
     )
-    for name, ours, theirs in pairs:
+    for name, its_name, ours, theirs in pairs:
         if ours != theirs:
             raise ModelError(
-                f"the head draft {directory} is made for a target with {name} {ours}; this one, "
-                f"a {target.architecture}, has {theirs}"
+                f"by {where} it is made for a target with {name} {ours}, and the {its_name} of "
+                f"this one is {theirs}"
             )
+    if head.draft_vocab > head.vocab_size:
+        raise ModelError(
+            f"{where} is not valid: draft_vocab_size {head.draft_vocab} is above vocab_size "
+            f"{head.vocab_size}"
+        )

@@ -17,7 +17,7 @@ PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "voca
 # The original checkpoint that some repositories carry beside the converted one.
 LEFT_OUT = ["consolidated*", "original/*", "onnx/*"]
 
-_INSTEAD = "give --model a local directory or a .gguf file instead"
+_INSTEAD = "give a local directory or a .gguf file instead"
 
 
 def snapshot(repo: str, progress: Progress = silent) -> Path:

@@ -14,6 +14,8 @@ from .errors import ModelError
 from .head_config import HeadConfig
 
 SHOWN = 5
+OUTPUT = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
 FREQUENCIES = "rotary_emb.inv_freq"
 
 
@@ -87,13 +89,20 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_head_tensors(config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
-    """The same for a head draft, which may have an embedding and an output of its own."""
-    own = {
-        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
-        "lm_head.weight": (config.draft_vocab, config.hidden_size),
-    }
+    """The same for a head draft, which may have an embedding and an output of its own, and must
+    where its states are not as wide as its target's."""
+    hidden, theirs = config.hidden_size, config.target_hidden_size
+    own = {EMBEDDING: (config.vocab_size, hidden), OUTPUT: (config.draft_vocab, hidden)}
+    lacking = [name for name in own if name not in tensors]
+    if lacking and hidden != theirs:
+        raise ModelError(
+            f"a head of hidden_size {hidden} cannot share {' and '.join(lacking)} with a target of "
+            f"hidden_size {theirs}, and has none of its own"
+        )
     shapes = expected_head_shapes(config) | {n: s for n, s in own.items() if n in tensors}
-    _check("an EAGLE-3 head", shapes, tensors, set())
+    count = len(config.taps)
+    what = f"an EAGLE-3 head of hidden_size {hidden} for {count} layers of {theirs}"
+    _check(what, shapes, tensors, set())
 
 
 def _check(

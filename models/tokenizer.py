@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import ModelError
+from .errors import ModelError, one_line
 
 _MARK = "\ue000 what the user says \ue000"
 
@@ -41,7 +41,8 @@ class TextCodec:
                 str(directory), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # it raises many kinds, all meaning that none can be had
-            raise ModelError(f"{directory} has no tokenizer that can be read: {error}") from error
+            why = one_line(error)
+            raise ModelError(f"{directory} has no tokenizer that can be read: {why}") from error
         if not getattr(tokenizer, "is_fast", False):
             kind = type(tokenizer).__name__
             raise ModelError(f"{directory} has only a slow tokenizer ({kind}): no tokenizer.json")

@@ -17,8 +17,9 @@ from ..kv.capacity import KvShape
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
 from ..models.errors import ModelError
-from ..models.head import OUTPUT, Head, load_head_tensors, output_rows
+from ..models.head import Head, load_head_tensors, output_rows
 from ..models.head_config import HeadConfig, is_head, load_head_config
+from ..models.layout import OUTPUT, check_tensors
 from ..models.progress import Progress, silent
 from ..models.tokenizer import TextCodec, same_tokenizer
 from ..models.weights import load_weights
@@ -64,20 +65,42 @@ def load_draft(directory: Path, target: Origin, progress: Progress = silent) -> 
     A head has no tokenizer of its own: its config says what target it was made for.
     """
     if is_head(directory):
-        head = load_head_config(directory, target.config)
-        tensors = load_head_tensors(directory, head)
-        if OUTPUT not in tensors:
-            ids = tensors["d2t"]
-            tensors[OUTPUT] = output_rows(target.weights, target.config.tie_head, ids)
-        return _head_draft(directory, head, tensors)
-    config = load_config(directory)
-    difference = same_tokenizer(target.codec, TextCodec.load(directory))
+        check_tensors(target.config, target.weights)  # the head may take over some of them
+        try:
+            return _head_draft(directory, *_read_head(directory, target, progress))
+        except ModelError as error:
+            theirs = target.config
+            raise ModelError(
+                f"the head draft {directory} does not work with {target.directory}, a "
+                f"{theirs.architecture} of hidden_size {theirs.hidden_size} with {theirs.layers} "
+                f"layers and {theirs.vocab_size} tokens: {error}"
+            ) from error
+    try:
+        config, codec = load_config(directory), TextCodec.load(directory)
+    except ModelError as error:
+        raise ModelError(
+            f"the draft {directory} is neither a head draft nor a model that can guess for "
+            f"{target.directory}: {error}"
+        ) from error
+    difference = same_tokenizer(target.codec, codec)
     if difference is not None:
         raise ModelError(
             f"the draft {directory} does not have the tokenizer of the model "
             f"{target.directory}: {difference}"
         )
     return _model_draft(directory, config, load_weights(directory, progress))
+
+
+def _read_head(
+    directory: Path, target: Origin, progress: Progress
+) -> tuple[HeadConfig, dict[str, Tensor]]:
+    """The head's config and tensors, its target's rows among them where it has no output."""
+    head = load_head_config(directory, target.config)
+    tensors = load_head_tensors(directory, head, progress)
+    if OUTPUT not in tensors:
+        ids = tensors["d2t"]
+        tensors[OUTPUT] = output_rows(target.weights, target.config.tie_head, ids)
+    return head, tensors
 
 
 def _head_draft(directory: Path, config: HeadConfig, tensors: dict[str, Tensor]) -> Draft:

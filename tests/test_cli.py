@@ -111,6 +111,25 @@ def test_a_model_that_is_not_there_is_one_sentence_and_no_traceback(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_head_draft_of_another_target_is_one_sentence_and_no_traceback(tmp_path):
+    from support.tiny_heads import change_config, save_head
+    from support.tiny_models import save_tiny
+
+    model = save_tiny(tmp_path / "model", "llama", num_hidden_layers=4, tokenizer=True)
+    draft = save_head(tmp_path / "head", model)
+    change_config(draft, target_hidden_size=4096)
+    done = paceline(
+        "serve", "--model", str(model), "--draft", str(draft), "--port", "0", "--device", "cpu",
+        "--log-format", "json",
+    )  # fmt: skip
+    assert done.returncode == 1
+    complaint = done.stderr.splitlines()[-1]
+    assert complaint.startswith(f"paceline: the head draft {draft} does not work with {model}, a ")
+    assert "target_hidden_size 4096" in complaint
+    assert complaint.endswith("is 64")
+    assert "Traceback" not in done.stderr
+
+
 def test_the_front_door_costs_nothing_that_its_command_does_not_need():
     heavy = {"torch", "pydantic", "aiohttp", "rich", "structlog"}
     code = f"""

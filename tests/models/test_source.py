@@ -242,6 +242,16 @@ def test_snapshot_is_resolved_and_its_bytes_are_reported(
     assert seen == [("download", done, 100) for done in (60, 60, 100)]
 
 
+def test_a_hub_out_of_reach_is_said_alike_of_models_and_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError) as caught:
+        resolve("org/name-eagle3", tmp_path)
+    assert "org/name-eagle3 is neither a directory here nor in the hub's cache" in str(caught.value)
+    assert "--model" not in str(caught.value)
+
+
 def test_patterns_fetch_what_is_read_and_nothing_else() -> None:
     wanted = {"config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"}
     wanted |= {"tokenizer.json", "chat_template.jinja", "merges.txt", "vocab.json"}
