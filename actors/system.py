@@ -118,7 +118,7 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     weights = load_weights(directory, _as_stage("model", progress))
     codec = TextCodec.load(directory)
     draft = _draft(settings, Origin(directory, config, weights, codec), progress)
-    length = _length(settings.max_model_len, directory, config, draft)
+    length = _length(settings.max_model_len, directory, config)
     target = Decoder(config, weights, device=device, dtype=dtype)
     placed = draft.place(target) if draft else None
     shape = KvShape(config.layers, config.kv_heads, config.head_dim, dtype.itemsize)
@@ -188,15 +188,12 @@ def _draft(settings: Settings, target: Origin, progress: Progress) -> Draft | No
     return load_draft(directory, target, _as_stage("draft", progress))
 
 
-def _length(wanted: int | None, directory: Path, config: ModelConfig, draft: Draft | None) -> int:
-    """The longest sequence. ModelError where one is wanted that model or draft cannot follow."""
-    longest = [(config.max_position, f"the model {directory}")]
-    if draft is not None:
-        longest.append((draft.max_position, f"the draft {draft.directory}"))
-    for positions, which in longest:
-        if wanted is not None and wanted > positions:
-            raise ModelError(f"max_model_len {wanted} exceeds the {positions} positions of {which}")
-    return wanted or min(positions for positions, _ in longest)
+def _length(wanted: int | None, directory: Path, config: ModelConfig) -> int:
+    """The longest sequence. ModelError where one is wanted that the model cannot follow."""
+    longest = config.max_position
+    if wanted is not None and wanted > longest:
+        raise ModelError(f"max_model_len {wanted} exceeds the {longest} positions of {directory}")
+    return wanted or longest
 
 
 def _pool(

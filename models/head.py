@@ -128,7 +128,8 @@ class Head:
         self._rest = [loader.layer(f"layers.{i}.") for i in range(1, config.layers)]
         self._norm = loader.take("norm.weight")
         self._output = loader.linear("", "lm_head", bias=False)
-        self._rope = RopeTable(config.rope, config.max_position, self.device, self.dtype)
+        positions = max(config.max_position, target.config.max_position)
+        self._rope = RopeTable(config.rope, positions, self.device, self.dtype)
         self.weight_bytes = loader.nbytes
         tensors.clear()
 

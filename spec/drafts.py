@@ -7,7 +7,7 @@ the target's checkpoint, which are gone once the target has been built of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -40,11 +40,14 @@ class PlacedDraft:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft that has been read and fits its target. max_position: how long a sequence it can
-    follow. place: puts it beside the target, on its device and in its dtype; to be called once."""
+    """A draft that has been read and fits its target. place: puts it beside the target, on its
+    device and in its dtype; to be called once.
+
+    A draft of fewer positions than its target follows it all the same: behind them its guesses get
+    worse, which is a matter of time and not of text.
+    """
 
     directory: Path
-    max_position: int
     place: Callable[[Decoder], PlacedDraft]
 
 
@@ -108,19 +111,21 @@ def _head_draft(directory: Path, config: HeadConfig, tensors: dict[str, Tensor])
         head = Head(config, tensors, target)
         return PlacedDraft(_shape(config, target), head.weight_bytes, partial(HeadDrafter, head))
 
-    return Draft(directory, config.max_position, place)
+    return Draft(directory, place)
 
 
 def _model_draft(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
     def place(target: Decoder) -> PlacedDraft:
-        own = Decoder(config, tensors, device=target.device, dtype=target.dtype)
+        positions = max(config.max_position, target.config.max_position)
+        far = replace(config, max_position=positions)
+        own = Decoder(far, tensors, device=target.device, dtype=target.dtype)
 
         def drafter(caches: list[Tensor], block_size: int) -> Drafter:
             return DraftModel(own, caches, block_size, target.config.vocab_size)
 
         return PlacedDraft(_shape(config, target), own.weight_bytes, drafter)
 
-    return Draft(directory, config.max_position, place)
+    return Draft(directory, place)
 
 
 def _shape(config: HeadConfig | ModelConfig, target: Decoder) -> KvShape:

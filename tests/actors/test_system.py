@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from paceline.actors.local import running
+from paceline.actors.messages import Delta, Ended, Submit, TokenPrompt
 from paceline.actors.settings import Settings
 from paceline.actors.supervisor import Parts
 from paceline.actors.system import load
 from paceline.models.errors import ModelError
+from paceline.spec.params import SamplingParams, Speculation
 from support.tiny_heads import change_config, save_flat_head, save_head
 from support.tiny_models import save_tiny
 
 POSITIONS = 512
-SHORT = {"layer": {"max_position_embeddings": 200}}
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +49,33 @@ async def refusal(model: Path, draft: Path | str, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("save", [save_head, save_flat_head], ids=["nested", "flat"])
-async def test_a_head_of_fewer_positions_limits_the_length(save, model, tmp_path):
-    head = save(tmp_path, model, **SHORT)
+@pytest.mark.parametrize("positions", [200, 4096])
+async def test_a_draft_has_no_say_in_the_length(save, positions, model, tmp_path):
+    head = save(tmp_path, model, layer={"max_position_embeddings": positions})
     found = await parts(model, head)
-    assert found.info.max_model_len == found.limits.length == 200
+    assert found.info.max_model_len == found.limits.length == POSITIONS
     assert (found.info.default_method, found.info.draft) == ("draft", str(head))
-    shorter = await parts(model, head, max_model_len=199)
-    assert shorter.info.max_model_len == 199
-    message = await refusal(model, head, max_model_len=201)
-    assert message == f"max_model_len 201 exceeds the 200 positions of the draft {head}"
-
-
-async def test_a_head_of_more_positions_leaves_the_models_length(model, tmp_path):
-    head = save_head(tmp_path, model, layer={"max_position_embeddings": 4096})
-    assert (await parts(model, head)).info.max_model_len == POSITIONS
     message = await refusal(model, head, max_model_len=513)
-    assert message == f"max_model_len 513 exceeds the 512 positions of the model {model}"
+    assert message == f"max_model_len 513 exceeds the 512 positions of {model}"
+
+
+async def test_a_draft_of_few_positions_drafts_on_behind_them(model, tmp_path):
+    head = save_head(tmp_path, model, layer={"max_position_embeddings": 32})
+    quiet = {"device": "cpu", "dtype": "float32", "threads": 1, "max_num_seqs": 2}
+    texts = {}
+    async with running(Settings(model=str(model), draft=str(head), **quiet)) as (engine, _):
+        for mode in ("off", "force"):
+            wish = Speculation(mode=mode, method="draft" if mode == "force" else None, k=3)
+            params = SamplingParams(
+                temperature=0.0, max_tokens=150, ignore_eos=True, speculation=wish
+            )
+            stream = engine.open(Submit(mode, TokenPrompt((5, 9, 33)), params))
+            events = [event async for event in stream]
+            texts[mode] = [t for e in events if isinstance(e, Delta) for t in e.tokens]
+            used = next(e.usage.speculation for e in events if isinstance(e, Ended))
+    assert texts["off"] == texts["force"]
+    assert len(texts["off"]) == 150
+    assert used.drafted > 100
 
 
 async def test_what_a_head_needs_is_counted(model, tmp_path):
