@@ -43,12 +43,14 @@ def write_card(
         f"| {i + 1} | {agreement:.3f} | {overlap:.3f} |"
         for i, (agreement, overlap) in enumerate(zip(score.agreement, score.overlap, strict=True))
     )
+    depth = config["transformer_layer_config"]["num_hidden_layers"]
+    layers = "One decoder layer" if depth == 1 else f"A head of {depth} layers"
+    taps = ", ".join(map(str, report["taps"]))
     (directory / "README.md").write_text(f"""# A head draft of {target}
 
-One decoder layer that reads its target's states after layers
-{", ".join(map(str, report["taps"]))} and guesses its next tokens (EAGLE-3, Li et al. 2025). It
-shares the target's embedding and output matrix and is of no use without it. Drafting with it never
-changes a text.
+{layers} that reads its target's states after layers {taps} and guesses its next
+tokens (EAGLE-3, Li et al. 2025). It shares the target's embedding and output matrix and is of no
+use without it. Drafting with it never changes a text.
 
 - **Data**: {len(lessons):,} conversations of {sum(lessons.lengths):,} tokens, which the target
   wrote or answered itself.

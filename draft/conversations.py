@@ -150,8 +150,12 @@ class Writer:
 
 
 def read(path: Path) -> Iterator[Conversation]:
-    """The conversations of a file, one JSON object per line. A last line that was cut off, as a
-    run that was killed leaves it, is left out."""
+    """The conversations of a file, one JSON object per line."""
+    return (it for it in _lines(path) if it.answers)
+
+
+def _lines(path: Path) -> Iterator[Conversation]:
+    """Every line but a last one that was cut off, as a run that was killed leaves it."""
     decoder = msgspec.json.Decoder(Conversation)
     with path.open("rb") as lines:
         for line in lines:
@@ -160,7 +164,8 @@ def read(path: Path) -> Iterator[Conversation]:
 
 
 class Diary:
-    """A file of conversations that grows. `held`: tokens in it. `numbers`: whose are in it."""
+    """A file of conversations that grows. `held`: tokens in it. `numbers`: those that have been
+    tried; what came to nothing is noted without an answer, so that it is not tried again."""
 
     def __init__(self, path: Path) -> None:
         """What the file holds already is kept, but for a last line that was cut off."""
@@ -168,7 +173,7 @@ class Diary:
         self.numbers: set[int] = set()
         whole = 0
         if path.exists():
-            for conversation in read(path):
+            for conversation in _lines(path):
                 self.numbers.add(conversation.number)
                 self.held += len(conversation.tokens)
             whole = path.read_bytes().rfind(b"\n") + 1
@@ -208,9 +213,8 @@ async def write_all(
             if given and number >= len(given):
                 return
             written = await writer.write(number, given[number] if given else ())
-            if written is not None:
-                diary.add(written)
-                told(diary.held)
+            diary.add(written or Conversation(number, [], []))
+            told(diary.held)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):

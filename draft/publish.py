@@ -27,15 +27,20 @@ KEPT = (
 
 
 def describe(
-    target_directory: Path, target: ModelConfig, taps: tuple[int, ...], draft_vocab: int, name: str
+    target_directory: Path,
+    target: ModelConfig,
+    taps: tuple[int, ...],
+    draft_vocab: int,
+    name: str,
+    layers: int = 1,
 ) -> dict[str, Any]:
-    """The config of a head of one layer, of its target's own sizes.
+    """The config of a head of its target's own sizes.
 
     name: what the target is called, for whoever finds the head alone.
     """
     raw = read_json(target_directory / "config.json") or {}
     layer = {key: raw[key] for key in KEPT if raw.get(key) is not None}
-    layer |= {"model_type": "llama", "num_hidden_layers": 1, "head_dim": target.head_dim}
+    layer |= {"model_type": "llama", "num_hidden_layers": layers, "head_dim": target.head_dim}
     proposal = {"proposal_type": "greedy", "speculative_tokens": 4}
     return {
         "architectures": ["Eagle3Speculator"],

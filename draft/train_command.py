@@ -22,7 +22,7 @@ from ..actors.settings import Settings
 from ..actors.sources import add_flags, load
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
-from ..models.head import output_rows
+from ..models.head import output_matrix
 from ..models.head_config import load_head_config
 from ..models.source import resolve
 from ..models.tokenizer import TextCodec
@@ -35,7 +35,7 @@ from .publish import describe, write_config, write_tensors
 from .questions import read as read_questions
 from .states import Lessons, write_lessons
 from .student import Student
-from .trainer import Plan, Score, Trainer, initial_tensors
+from .trainer import Plan, Trainer, initial_tensors
 
 CONVERSATION = 1024
 """Tokens of a conversation at most: a head learns nothing new from longer ones."""
@@ -53,6 +53,7 @@ class Job:
     at_once: int
     vocab: int
     taps: tuple[int, ...] | None
+    layers: int
     plan: Plan
     seconds: float
 
@@ -91,6 +92,7 @@ def _read(argv: Sequence[str]) -> Job:
     parser.add_argument("--batch", type=int, default=plan.batch, help="tokens of a training step")
     parser.add_argument("--draft-vocab", type=int, default=8192, help="tokens it can guess")
     parser.add_argument("--taps", type=int, nargs="+", help="layers whose outputs it reads")
+    parser.add_argument("--layers", type=int, default=1, help="of the head")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop training then")
     own = [action.dest for action in parser._actions if action.dest != "help"]
     add_flags(parser)
@@ -107,6 +109,7 @@ def _read(argv: Sequence[str]) -> Job:
         at_once=mine["at_once"],
         vocab=mine["draft_vocab"],
         taps=tuple(sorted(mine["taps"])) if mine["taps"] else None,
+        layers=mine["layers"],
         plan=Plan(
             tokens=mine["learn"], rounds=mine["rounds"], rate=mine["rate"], batch=mine["batch"]
         ),
@@ -142,24 +145,25 @@ def _learn(job: Job, directory: Path, bars: Bars) -> bool:
     taps = job.taps or _taps(config)
     lessons = _lessons(job, config, dict(weights), taps, bars)
     ids = _vocabulary(lessons, config, job.vocab)
-    described = describe(directory, config, taps, len(ids), job.settings.public_name)
+    name = job.settings.public_name
+    described = describe(directory, config, taps, len(ids), name, job.layers)
     write_config(job.out, described)
     head = load_head_config(job.out, config)
     student = Student(head, initial_tensors(head, weights, config.layers))
     embedding = weights["model.embed_tokens.weight"]
-    output = output_rows(weights, config.tie_head, ids)
+    output = output_matrix(weights, config.tie_head)
     device = _device(job.settings)
-    trainer = Trainer(student, lessons, embedding, output, job.plan, device)
+    trainer = Trainer(student, lessons, embedding, output, ids, job.plan, device)
 
-    def told(done: int, score: Score) -> None:
-        agreed = " ".join(f"{share:.2f}" for share in score.agreement)
+    def told(done: int, agreement: Sequence[float]) -> None:
+        agreed = " ".join(f"{share:.2f}" for share in agreement)
         bars("training", min(done, job.plan.tokens), job.plan.tokens, f"agreement {agreed}")
 
     finished = trainer.run(job.work, seconds=job.seconds, told=told)
     write_tensors(job.out, student.tensors(), ids, config.vocab_size)
     counts = lessons.counts(config.vocab_size)
     coverage = float(counts[ids.numpy()].sum() / counts.sum())
-    write_card(job.out, job.settings.public_name, described, job.plan, lessons, trainer, coverage)
+    write_card(job.out, name, described, job.plan, lessons, trainer, coverage)
     return finished
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..models.head_config import HeadConfig
-from .loss import soft_loss
+from .loss import alike, soft_loss
 from .states import Lesson, Lessons
 from .student import Student
 
@@ -46,8 +46,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a student does, by round: mean loss, the share of tokens that it and its target would
-    choose alike, and the share of odds that they have in common."""
+    """How a student does on texts it never learnt from, by round: mean loss over the tokens it can
+    guess; over all tokens, the share that it and its target would choose alike, and the share of
+    odds that they have in common, which rejection sampling accepts."""
 
     loss: tuple[float, ...]
     agreement: tuple[float, ...]
@@ -59,10 +60,20 @@ class Score:
         return 1.0 + sum(held)
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A batch's guesses: rows [R, N, H] by round, for the tokens that final [N, H] chooses, and
+    which of them count [R, N]."""
+
+    rows: Tensor
+    final: Tensor
+    counted: Tensor
+
+
 class Trainer:
     """Trains a student towards its target.
 
-    embedding [V, H] and output [D, H] are the target's own, output's rows those of `ids` [D].
+    embedding, output: the target's own [V, H]. ids: the tokens [D] that the student can guess.
     """
 
     def __init__(
@@ -71,6 +82,7 @@ class Trainer:
         lessons: Lessons,
         embedding: Tensor,
         output: Tensor,
+        ids: Tensor,
         plan: Plan,
         device: str = "cpu",
     ) -> None:
@@ -79,7 +91,9 @@ class Trainer:
         self._lessons = lessons
         self._device = device
         self._embedding = embedding.to(device, torch.bfloat16)
-        self._output = output.to(device, torch.bfloat16)
+        self._whole = output.to(device, torch.bfloat16)
+        self._ids = ids.to(device)
+        self._output = self._whole[self._ids]
         held = max(1, round(plan.held_out * len(lessons)))
         order = random.Random(plan.seed).sample(range(len(lessons)), len(lessons))
         self._held, self._learnt = sorted(order[:held]), sorted(order[held:])
@@ -89,16 +103,20 @@ class Trainer:
         self.done = 0
         """Tokens learnt from."""
 
+    def keep(self, share: float) -> None:
+        """Learn from this share of the lessons only."""
+        self._learnt = self._learnt[: max(1, round(share * len(self._learnt)))]
+
     def run(
         self,
         folder: Path,
         *,
         seconds: float = math.inf,
-        told: Callable[[int, Score], None] = lambda done, score: None,
+        told: Callable[[int, Sequence[float]], None] = lambda done, agreement: None,
     ) -> bool:
         """Go on from the folder's checkpoint, if there is one, until the plan is done or `seconds`
         are over. Returns whether the plan is done. told: called now and then with the tokens
-        learnt from and the score of the last steps."""
+        learnt from and, by round, how often the student agreed in the last steps."""
         self._restore(folder)
         begun = saved = time.monotonic()
         recent: list[Tensor] = []
@@ -109,7 +127,8 @@ class Trainer:
             recent.append(self._learn(batch))
             self.done += sum(len(lesson) for lesson in batch)
             if len(recent) == 20:
-                told(self.done, _score(recent))
+                agreed, counted = torch.stack(recent).sum(0)
+                told(self.done, (agreed / counted.clamp_min(1)).tolist())
                 recent.clear()
             if time.monotonic() - saved > SAVE_EVERY:
                 self._save(folder)
@@ -122,23 +141,27 @@ class Trainer:
         """The score on lessons that are never learnt from, over `rounds` rounds."""
         figures = []
         for batch in _batched([self._lessons[i] for i in self._held[:most]], self.plan.batch):
-            *_, some = self._forward(batch, [1.0] * rounds)
-            figures.append(some)
-        return _score(figures)
+            made = self._make(batch, rounds)
+            _, (lost, _) = soft_loss(made.rows, made.final, made.counted, self._output)
+            found = alike(made.rows, made.final, made.counted, self._whole, self._ids)
+            figures.append(torch.stack([lost, *found, made.counted.sum(1).double()]))
+        *sums, counted = torch.stack(figures).sum(0)
+        return Score(*(tuple((part / counted.clamp_min(1)).tolist()) for part in sums))
 
     def _learn(self, batch: Sequence[Lesson]) -> Tensor:
-        weights = [self.plan.decay**r for r in range(self.plan.rounds)]
-        loss, figures = self._forward(batch, weights)
-        torch.autograd.backward(loss / figures[3].sum().clamp_min(1))
+        """One step. Returns by round [2, R]: tokens agreed on, and counted."""
+        made = self._make(batch, self.plan.rounds)
+        decay = made.counted.new_tensor([self.plan.decay**r for r in range(self.plan.rounds)])
+        loss, (_, agreed) = soft_loss(
+            made.rows, made.final, made.counted * decay[:, None], self._output
+        )
+        torch.autograd.backward(loss / made.counted.sum().clamp_min(1))
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return figures
+        return torch.stack((agreed / decay, made.counted.sum(1).double()))
 
-    def _forward(self, batch: Sequence[Lesson], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """The weighted loss, and by round [4, rounds]: what `soft_loss` tells, and the tokens it
-        is told of."""
-        rounds = len(weights)
+    def _make(self, batch: Sequence[Lesson], rounds: int) -> _Made:
         tokens = pad_sequence([it.tokens for it in batch], True).to(self._device)
         states = pad_sequence([it.states for it in batch], True).to(self._device)
         final = pad_sequence([it.final for it in batch], True).to(self._device)
@@ -148,10 +171,7 @@ class Trainer:
         begun = [places - r for r in range(rounds)]  # where the pass began whose round r is here
         rows = torch.stack([made[r, texts, at.clamp_min(0)] for r, at in enumerate(begun)])
         counted = torch.stack([(at >= 0).float() for at in begun])
-        weight = counted * counted.new_tensor(weights)[:, None]
-        loss, told = soft_loss(rows, final[texts, places], weight, self._output)
-        share = told / weight.new_tensor(weights)
-        return loss, torch.cat((share, counted.sum(1, dtype=torch.float64)[None]))
+        return _Made(rows, final[texts, places], counted)
 
     def _batches(self) -> Iterator[list[Lesson]]:
         """The rest of the plan: from `done` on, as if the run had never stopped."""
@@ -215,38 +235,33 @@ def _batched(lessons: Sequence[Lesson], tokens: int) -> Iterator[list[Lesson]]:
         yield batch
 
 
-def _score(figures: Sequence[Tensor]) -> Score:
-    loss, agreed, shared, count = torch.stack(list(figures)).sum(0)
-    parts = [(x / count.clamp_min(1)).tolist() for x in (loss, agreed, shared)]
-    return Score(*(tuple(part) for part in parts))
-
-
 def initial_tensors(
-    config: HeadConfig, target: dict[str, Tensor], layers: int, seed: int = 0
+    config: HeadConfig, target: Mapping[str, Tensor], layers: int, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Where training begins: the target's last layer, which reads the last tap through `fc` as it
-    did before and, weakly at first, everything else that a head reads besides."""
+    """Where training begins: the last of the target's `layers`, which read the last tap through
+    `fc` as they did before and, weakly at first, everything else that a head reads besides."""
     generator = torch.Generator().manual_seed(seed)
 
     def small(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator) * 0.02
 
     hidden = config.hidden_size
-    prefix = f"model.layers.{layers - 1}."
     fc = small(hidden, len(config.taps) * hidden)
     fc[:, -hidden:] += torch.eye(hidden)
-    tensors = {
-        "fc.weight": fc,
-        "norm.weight": target["model.norm.weight"],
-        "layers.0.input_layernorm.weight": torch.ones(hidden),
-        "layers.0.hidden_norm.weight": target[prefix + "input_layernorm.weight"],
-    }
-    for name in ("q_proj", "k_proj", "v_proj"):
-        weight = target[f"{prefix}self_attn.{name}.weight"].float()
-        tensors[f"layers.0.self_attn.{name}.weight"] = torch.cat((small(*weight.shape), weight), 1)
-    for name in (
-        "self_attn.o_proj", "post_attention_layernorm",
-        "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-    ):  # fmt: skip
-        tensors[f"layers.0.{name}.weight"] = target[f"{prefix}{name}.weight"]
+    tensors = {"fc.weight": fc, "norm.weight": target["model.norm.weight"]}
+    for i in range(config.layers):
+        source = f"model.layers.{layers - config.layers + i}."
+        own = {
+            name.removeprefix(source): tensor
+            for name, tensor in target.items()
+            if name.startswith(source) and not name.endswith("inv_freq")
+        }
+        if i == 0:
+            own["hidden_norm.weight"] = own["input_layernorm.weight"]
+            own["input_layernorm.weight"] = torch.ones(hidden)
+            for name in ("q_proj", "k_proj", "v_proj"):
+                weight = own[f"self_attn.{name}.weight"].float()
+                wide = torch.cat((small(*weight.shape), weight), 1)
+                own[f"self_attn.{name}.weight"] = wide
+        tensors |= {f"layers.{i}.{name}": tensor for name, tensor in own.items()}
     return tensors

@@ -91,9 +91,9 @@ def _name(name: str) -> str:
     return FIRST + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
 
 
-def output_rows(weights: Mapping[str, Tensor], tied: bool, ids: Tensor) -> Tensor:
-    """The rows [len(ids), H] of a target's output matrix, out of its checkpoint's tensors."""
-    return weights["model.embed_tokens.weight" if tied else OUTPUT][ids]
+def output_matrix(weights: Mapping[str, Tensor], tied: bool) -> Tensor:
+    """A target's output matrix [V, H], out of its checkpoint's tensors."""
+    return weights["model.embed_tokens.weight" if tied else OUTPUT]
 
 
 class Head:

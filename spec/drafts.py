@@ -17,7 +17,7 @@ from ..kv.capacity import KvShape
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
 from ..models.errors import ModelError
-from ..models.head import Head, load_head_tensors, output_rows
+from ..models.head import Head, load_head_tensors, output_matrix
 from ..models.head_config import HeadConfig, is_head, load_head_config
 from ..models.layout import OUTPUT, check_tensors
 from ..models.progress import Progress, silent
@@ -102,7 +102,7 @@ def _read_head(
     tensors = load_head_tensors(directory, head, progress)
     if OUTPUT not in tensors:
         ids = tensors["d2t"]
-        tensors[OUTPUT] = output_rows(target.weights, target.config.tie_head, ids)
+        tensors[OUTPUT] = output_matrix(target.weights, target.config.tie_head)[ids]
     return head, tensors
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.draft.conversations import Conversation
-from paceline.draft.loss import soft_loss
+from paceline.draft.loss import alike, soft_loss
 from paceline.draft.publish import describe, write_config, write_tensors
 from paceline.draft.states import Lessons, compute_states, write_lessons
 from paceline.draft.student import Student
@@ -89,7 +89,8 @@ def trainer_of(directory: Path, target_directory: Path, lessons: Lessons, plan: 
     head = load_head_config(directory, config)
     student = Student(head, initial_tensors(head, weights, config.layers))
     output = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    return Trainer(student, lessons, weights["model.embed_tokens.weight"], output[3:], plan)
+    embedding, ids = weights["model.embed_tokens.weight"], torch.arange(3, VOCAB)
+    return Trainer(student, lessons, embedding, output, ids, plan)
 
 
 PLAN = Plan(tokens=60_000, rounds=3, batch=1024, rate=3e-3)
@@ -211,5 +212,21 @@ def test_the_loss_and_its_gradient_are_those_of_autograd():
     assert torch.allclose(told[0].float(), slow.sum(1), rtol=1e-4)
     agree = (logs.argmax(-1) == wanted.argmax(-1)).float()
     assert torch.allclose(told[1].float(), (agree * weight).sum(1), rtol=1e-4)
-    overlap = torch.minimum(logs.exp(), wanted).sum(-1)
-    assert torch.allclose(told[2].float(), (overlap * weight).sum(1), rtol=1e-4)
+
+
+def test_what_a_student_cannot_guess_it_guesses_wrong():
+    random = torch.Generator().manual_seed(0)
+    states = torch.randn(2, 600, 16, generator=random)
+    final = torch.randn(600, 16, generator=random)
+    whole = torch.randn(40, 16, generator=random)
+    counted = (torch.rand(2, 600, generator=random) < 0.7).float()
+    ids = torch.arange(5, 25)
+    agreed, shared = alike(states, final, counted, whole, ids)
+
+    wanted = (final @ whole.T).softmax(-1)
+    odds = torch.zeros(2, 600, 40)
+    odds[..., ids] = (states @ whole[ids].T).softmax(-1)
+    same = (odds.argmax(-1) == wanted.argmax(-1)).float()
+    assert torch.allclose(agreed.float(), (same * counted).sum(1))
+    common = torch.minimum(odds, wanted).sum(-1)
+    assert torch.allclose(shared.float(), (common * counted).sum(1), rtol=1e-4)

@@ -16,7 +16,7 @@ from paceline.draft.student import Student
 from paceline.kv.capacity import KvShape
 from paceline.kv.tensors import allocate
 from paceline.models.config import load_config
-from paceline.models.head import OUTPUT, Head, load_head_tensors, output_rows
+from paceline.models.head import OUTPUT, Head, load_head_tensors, output_matrix
 from paceline.models.head_config import HeadConfig, load_head_config
 from paceline.models.weights import load_weights
 from paceline.spec.drafter import Window
@@ -75,7 +75,7 @@ def read(directory, target_directory) -> tuple[HeadConfig, dict[str, Tensor]]:
     if OUTPUT not in tensors:
         weights = load_weights(target_directory)
         tied = load_config(target_directory).tie_head
-        tensors[OUTPUT] = output_rows(weights, tied, tensors["d2t"])
+        tensors[OUTPUT] = output_matrix(weights, tied)[tensors["d2t"]]
     return config, tensors
 
 
