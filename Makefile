@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-slow lint format bench clean
+.PHONY: help setup serve chat test test-slow lint format draft bench clean
 
 help:
 	@echo "make setup      virtual environment, dependencies, demo model"
@@ -15,6 +15,7 @@ help:
 	@echo "make test       set up, lint, and all tests but the slow ones"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make lint       ruff and mypy"
+	@echo "make draft      train the demo model's draft anew (hours)"
 	@echo "make bench      where the time of a step goes"
 	@echo "make clean      remove caches and build outputs (make setup rebuilds)"
 
@@ -61,6 +62,11 @@ lint: .venv/.installed .venv/src/paceline
 format: .venv/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Hours on two cores; go on with the same command. What it makes is compared, then copied by hand.
+draft: setup
+	$(BIN)/paceline draft train --model demo --out .cache/demo_draft --tokens 1150000 \
+	  --learn 5000000 --rate 2e-3 --batch 2048 --draft-vocab 8192 $(ARGS)
 
 bench: setup
 	$(BIN)/python -m paceline.bench.steps $(ARGS)

@@ -32,7 +32,8 @@ class Plan:
     """tokens: how many to learn from in all, lessons being read again when they run out. rounds:
     how far a pass is unrolled over its own states, a round counting `decay` times the one before.
     batch: tokens of a step, padding included. rate: of AdamW at its highest, after `warm` of the
-    steps; it falls to a tenth. held_out: share of the lessons that is never learnt from."""
+    steps; it falls to a tenth. held_out: share of the lessons, the last ones, that is never learnt
+    from."""
 
     tokens: int = 2_000_000
     rounds: int = 3
@@ -94,9 +95,9 @@ class Trainer:
         self._whole = output.to(device, torch.bfloat16)
         self._ids = ids.to(device)
         self._output = self._whole[self._ids]
-        held = max(1, round(plan.held_out * len(lessons)))
-        order = random.Random(plan.seed).sample(range(len(lessons)), len(lessons))
-        self._held, self._learnt = sorted(order[:held]), sorted(order[held:])
+        # The last ones: where lessons were added since the last run, nothing learnt from these.
+        learnt = len(lessons) - max(1, round(plan.held_out * len(lessons)))
+        self._learnt, self._held = range(learnt), range(learnt, len(lessons))
         self._optimizer = torch.optim.AdamW(
             self.student.parameters(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.01
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..models.decoder import Decoder
 from .batch import Feed, assemble
@@ -45,10 +44,10 @@ class DraftModel(ModelDrafter):
     def __init__(
         self, decoder: Decoder, caches: list[Tensor], block_size: int, vocab_size: int
     ) -> None:
-        super().__init__(caches)
+        ids = torch.arange(min(vocab_size, decoder.config.vocab_size), device=decoder.device)
+        super().__init__(caches, ids, vocab_size)
         self._decoder = decoder
         self._block_size = block_size
-        self._vocab_size = vocab_size
         self._progress: dict[int, _Progress] = {}
 
     def open(self, slot: Slot) -> None:
@@ -73,9 +72,7 @@ class DraftModel(ModelDrafter):
         return self._decoder.forward(batch, self._caches)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self._decoder.logits(hidden)
-        missing = self._vocab_size - logits.shape[1]
-        return pad(logits, (0, missing), value=-math.inf) if missing else logits
+        return self._decoder.logits(hidden)[:, : len(self._ids)]
 
     def _land(self, window: Window, draft: list[int]) -> None:
         progress = self._progress[window.slot.index]

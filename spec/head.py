@@ -8,7 +8,6 @@ head's own stands in, and is overwritten when the target's is there (EAGLE-3, Li
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -46,7 +45,7 @@ class HeadDrafter(ModelDrafter):
     """Drafts with `head`, whose caches have as many blocks as the target's."""
 
     def __init__(self, head: Head, caches: list[Tensor], block_size: int) -> None:
-        super().__init__(caches)
+        super().__init__(caches, head.target_ids, head.config.vocab_size)
         self.taps = head.config.taps
         self._head = head
         self._block_size = block_size
@@ -87,9 +86,7 @@ class HeadDrafter(ModelDrafter):
         return self._head.fuse(torch.cat(parts))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self._head.logits(hidden)
-        whole = logits.new_full((len(logits), self._head.config.vocab_size), -math.inf)
-        return whole.index_copy_(1, self._head.target_ids, logits)
+        return self._head.logits(hidden)
 
     def _land(self, window: Window, draft: list[int]) -> None:
         progress = self._progress[window.slot.index]

@@ -7,6 +7,7 @@ where rejection sampling asks for the odds of a guess, they draw with noise of t
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..kv.tensors import scrub
 from .batch import Feed
+from .candidates import guess
 from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
 from .drafter import Window
 from .params import Method
@@ -28,8 +30,11 @@ class ModelDrafter(ABC):
 
     method: Method = "draft"
 
-    def __init__(self, caches: list[Tensor]) -> None:
+    def __init__(self, caches: list[Tensor], ids: Tensor, vocab_size: int) -> None:
+        """ids: the tokens [D] that it can guess, of the target's `vocab_size`."""
         self._caches = caches
+        self._ids = ids
+        self._vocab_size = vocab_size
         self._sick: set[int] = set()
 
     def open(self, slot: Slot) -> None:
@@ -56,7 +61,8 @@ class ModelDrafter(ABC):
             if rows:
                 asking = [windows[i] for i in rows]
                 logits = self._logits(hidden[list(rows.values())])
-                append_guesses(asking, [drafts[i] for i in rows], logits)
+                wanting = [drafts[i] for i in rows]
+                append_guesses(asking, wanting, logits, self._ids, self._vocab_size)
             states = {i: hidden[row : row + 1] for i, row in rows.items()}
             depth += 1
             feeds = {
@@ -85,8 +91,7 @@ class ModelDrafter(ABC):
 
     @abstractmethod
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of hidden states, V as the target has it; -inf for tokens it never
-        guesses."""
+        """Logits [N, D] of hidden states, over the tokens it can guess."""
 
     @abstractmethod
     def _land(self, window: Window, draft: list[int]) -> None:
@@ -102,21 +107,38 @@ class ModelDrafter(ABC):
             window.odds.clear()
 
 
-def append_guesses(windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor) -> None:
-    """Append a guess to each draft from its row of logits [N, V]; none where no token is allowed,
-    or where odds are asked for and there are none."""
-    sites = [
-        Sites(w.slot, w.upto, draft, len(draft), TEXT if w.odds is None else DRAFT)
-        for w, draft in zip(windows, drafts, strict=True)
-    ]
-    choices = Choices(logits, sites)
-    guesses = choices.tokens().tolist()
-    for i, (window, draft, guess) in enumerate(zip(windows, drafts, guesses, strict=True)):
-        if guess == NOTHING:
+def append_guesses(
+    windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor, ids: Tensor, vocab: int
+) -> None:
+    """Append a guess to each draft from its row of logits [N, D] over the tokens `ids` [D] out of
+    `vocab`; none where no token is allowed, or where odds are asked for and there are none."""
+    quick = [i for i, w in enumerate(windows) if w.odds is None and not w.slot.processors]
+    if quick:
+        sites = [_site(windows[i], drafts[i]) for i in quick]
+        guesses = guess(logits[quick] if len(quick) < len(windows) else logits, ids, sites)
+        for i, token in zip(quick, guesses, strict=True):
+            drafts[i].append(token)
+    rest = [i for i in range(len(windows)) if i not in quick]
+    if rest:
+        whole = logits.new_full((len(rest), vocab), -math.inf).index_copy_(1, ids, logits[rest])
+        _append_exactly([windows[i] for i in rest], [drafts[i] for i in rest], whole)
+
+
+def _site(window: Window, draft: Sequence[int]) -> Sites:
+    stream = TEXT if window.odds is None else DRAFT
+    return Sites(window.slot, window.upto, draft, len(draft), stream)
+
+
+def _append_exactly(windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor) -> None:
+    """The same from logits [N, V] over all tokens, as the target chooses."""
+    choices = Choices(logits, [_site(w, draft) for w, draft in zip(windows, drafts, strict=True)])
+    tokens = choices.tokens().tolist()
+    for i, (window, draft, token) in enumerate(zip(windows, drafts, tokens, strict=True)):
+        if token == NOTHING:
             continue
         if window.odds is not None:
             odds = choices.odds(i)[0]
             if not odds.isfinite().all():
                 continue
             window.odds.append(odds)
-        draft.append(guess)
+        draft.append(token)

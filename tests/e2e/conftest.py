@@ -1,6 +1,6 @@
 """Servers that the tests of this folder share, and clients for them.
 
-One process serves the demo model with a draft cut from it, so that every way of drafting is there.
+One process serves the demo model with its head draft, so that every way of drafting is there.
 `E2E_THREADS` sets the servers' CPU threads. The default is one: two threads wait for each other,
 and on a machine that is busy with something else that makes every step many times longer.
 """
@@ -25,21 +25,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 THREADS = ("--threads", os.environ.get("E2E_THREADS", "1"))
 DEMO_LENGTH = 2048
 
-# Fewer of the demo's 30 layers are faster, but then hardly a guess of theirs is right.
-DRAFT_LAYERS = 24
-
 
 @pytest.fixture(scope="session")
-def demo_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Flags that serve the demo model with n-grams and a draft model."""
+def demo_flags() -> tuple[str, ...]:
+    """Flags that serve the demo model with the head draft that comes with it."""
     directory = demo_directory(default_cache_dir())
     if not directory.is_dir():
         pytest.skip(f"the demo model is not prepared in {directory}: run `make setup`")
-    from support.tiny_models import cut_layers
-
-    draft = cut_layers(directory, tmp_path_factory.mktemp("draft"), DRAFT_LAYERS)
-    model = ("--model", str(directory), "--served-model-name", "demo", "--draft", str(draft))
-    return (*model, "--max-model-len", str(DEMO_LENGTH), *THREADS)
+    return ("--model", "demo", "--max-model-len", str(DEMO_LENGTH), *THREADS)
 
 
 @pytest.fixture(scope="session")
