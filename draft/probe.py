@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 from ..actors.engine import Engine
 from ..actors.flags import UsageError
@@ -23,6 +23,7 @@ from .probe_tally import Tally
 from .questions import Question
 
 Way = Method | Literal["off"]
+METHODS: tuple[Method, ...] = get_args(Method)
 WARMING = 4
 """Tokens of the answers that are not measured, before those that are."""
 

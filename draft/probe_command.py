@@ -10,20 +10,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
-from ..actors.engine import ServingInfo
 from ..actors.flags import Parser, UsageError, nearest
-from ..actors.settings import Settings
-from ..spec.params import MAX_DRAFT, Method
-from .probe import Wish, measure
-from .probe_report import Report, report
-from .questions import BUILT_IN, Question, built_in, read
-
-TOKENS = 32
-METHODS: tuple[Method, ...] = get_args(Method)
+from ..spec.params import MAX_DRAFT
+from .predict import TOKENS, predict
+from .probe import METHODS
+from .questions import BUILT_IN, built_in, read
 
 
 def probe(argv: Sequence[str]) -> int:
@@ -47,7 +42,19 @@ def probe(argv: Sequence[str]) -> int:
         )
     logs.configure(settings.log_format, "warning")
     with _telling() as told:
-        found = run_loop(_probe(settings, questions, mine, told))
+        found = run_loop(
+            predict(
+                settings,
+                questions,
+                methods=mine["method"],
+                k=mine["k"],
+                batches=mine["batch"],
+                temperatures=mine["temperature"],
+                tokens=mine["tokens"],
+                source=str(mine["prompts"] or BUILT_IN),
+                told=told,
+            )
+        )
     if mine["json"]:
         print(msgspec.json.encode(found).decode())
     else:
@@ -55,21 +62,6 @@ def probe(argv: Sequence[str]) -> int:
 
         show(found)
     return 0
-
-
-def chosen(asked: Sequence[str] | None, info: ServingInfo) -> list[Method]:
-    """The methods to measure beside off: those asked for, or all that the model offers.
-
-    Raises UsageError for one that it does not offer.
-    """
-    if asked is None:
-        return list(info.methods)
-    for name in asked:
-        if name == "draft" and "draft" not in info.methods:
-            raise UsageError(f"{info.model} has no draft to measure: give one with --draft")
-        if name != "off" and name not in info.methods:
-            raise UsageError(f"{info.model} does not offer {name}, only {', '.join(info.methods)}")
-    return [method for method in METHODS if method in asked]
 
 
 def _parser() -> Parser:
@@ -134,34 +126,6 @@ def _check(flags: Mapping[str, Any]) -> None:
         raise UsageError(f"--k must be between 1 and {MAX_DRAFT}, got {flags['k']}")
     if flags["tokens"] < 2:
         raise UsageError(f"--tokens must be at least 2, got {flags['tokens']}")
-
-
-async def _probe(
-    settings: Settings,
-    questions: Sequence[Question],
-    flags: Mapping[str, Any],
-    told: Callable[[str], None],
-) -> Report:
-    from ..actors.local import running
-
-    told("loading the model")
-    async with running(settings) as (engine, parts):
-        methods = chosen(flags["method"], parts.info)
-        wish = Wish(
-            questions=questions,
-            methods={it: flags["k"] or parts.admission.k[it] for it in methods},
-            batches=list(dict.fromkeys(flags["batch"])),
-            temperatures=list(dict.fromkeys(flags["temperature"])),
-            tokens=flags["tokens"],
-        )
-        cells = await measure(engine, wish, told)
-    return report(
-        parts.info,
-        cells,
-        prompts=len(questions),
-        prompts_from=str(flags["prompts"] or BUILT_IN),
-        tokens=flags["tokens"],
-    )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,13 @@ from ..models.source import resolve
 from ..models.tokenizer import TextCodec
 from ..models.weights import load_weights
 from .bars import Bars
-from .card import write_card
+from .card import ROUNDS, Evidence, write_card
 from .conversations import Diary, Recipe, Turns, Writer, write_all
 from .conversations import read as read_diary
+from .predict import predict
+from .probe_report import Report
 from .publish import describe, write_config, write_tensors
+from .questions import built_in
 from .questions import read as read_questions
 from .states import Lessons, write_lessons
 from .student import Student
@@ -69,8 +72,11 @@ def train(argv: Sequence[str]) -> int:
     with Bars() as bars:
         directory = resolve(job.settings.model, job.settings.cache_dir, bars)
         asyncio.run(_converse(job, directory, bars))
-        finished = _learn(job, directory, bars)
-    if not finished:
+        learnt = _learn(job, directory, bars)
+        bars("report", 0, 1)
+        write_card(job.out, replace(learnt, prediction=asyncio.run(_predict(job))))
+        bars("report", 1, 1)
+    if learnt.learnt_from < job.plan.tokens:
         print(f"stopped before the end; the same command goes on ({job.work})")
     return 0
 
@@ -137,8 +143,8 @@ async def _converse(job: Job, directory: Path, bars: Bars) -> None:
         diary.close()
 
 
-def _learn(job: Job, directory: Path, bars: Bars) -> bool:
-    """From the diary to a head. Returns whether the plan is done."""
+def _learn(job: Job, directory: Path, bars: Bars) -> Evidence:
+    """From the diary to a head, and what is known of it then."""
     if job.settings.threads is not None:
         torch.set_num_threads(job.settings.threads)
     config, weights = load_config(directory), load_weights(directory)
@@ -159,12 +165,25 @@ def _learn(job: Job, directory: Path, bars: Bars) -> bool:
         agreed = " ".join(f"{share:.2f}" for share in agreement)
         bars("training", min(done, job.plan.tokens), job.plan.tokens, f"agreement {agreed}")
 
-    finished = trainer.run(job.work, seconds=job.seconds, told=told)
+    trainer.run(job.work, seconds=job.seconds, told=told)
     write_tensors(job.out, student.tensors(), ids, config.vocab_size)
     counts = lessons.counts(config.vocab_size)
-    coverage = float(counts[ids.numpy()].sum() / counts.sum())
-    write_card(job.out, name, described, job.plan, lessons, trainer, coverage)
-    return finished
+    return Evidence(
+        target=name,
+        config=described,
+        plan=job.plan,
+        lessons=lessons,
+        learnt_from=trainer.done,
+        coverage=float(counts[ids.numpy()].sum() / counts.sum()),
+        score=trainer.evaluate(ROUNDS),
+    )
+
+
+async def _predict(job: Job) -> Report:
+    """What the new draft brings on this machine."""
+    streams = {"max_num_seqs": 8, "draft": str(job.out)}
+    settings = job.settings.model_copy(update=streams)
+    return await predict(settings, built_in(), methods=["draft"])
 
 
 def _lessons(

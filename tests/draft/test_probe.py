@@ -20,8 +20,8 @@ from paceline.actors.metrics import Metrics
 from paceline.api.client import Client
 from paceline.cli import main
 from paceline.draft import probe_command
+from paceline.draft.predict import chosen
 from paceline.draft.probe import Cell, Wish, measure, waves
-from paceline.draft.probe_command import chosen
 from paceline.draft.probe_report import Report, Run, add_positions, conclude, report
 from paceline.draft.probe_tables import bar, show
 from paceline.draft.probe_tally import Tally

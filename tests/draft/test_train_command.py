@@ -70,6 +70,9 @@ def test_the_card_and_the_report_say_what_was_done(made):
     assert 0 < report["vocabulary"]["coverage"] <= 1
     assert len(report["held_out"]["agreement"]) == 5
     assert report["tokens_per_step"]["4"] >= 1.0
+    runs = [run for run in report["prediction"]["runs"] if run["method"] == "draft"]
+    assert [run["batch"] for run in runs] == [1, 8]
+    assert all(run["drafted"] > 0 for run in runs)
     card = (made / "README.md").read_text()
     assert "paceline draft train" in card
     assert "Licence" in card
