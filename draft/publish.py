@@ -73,3 +73,4 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], ids: Tensor, v
     halves = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in tensors.items()}
     whole = {name: tensor.contiguous() for name, tensor in (halves | maps).items()}
     save_file(whole, directory / WEIGHTS, metadata={"format": "pt"})
+    (directory / WEIGHTS).chmod(0o644)  # it comes readable by its owner alone

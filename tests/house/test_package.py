@@ -39,7 +39,9 @@ def built(house, tmp_path_factory):
 
 def shipped(house) -> set[str]:
     paths = (module.path.relative_to(house.root).as_posix() for module in house.modules.values())
-    return {*paths, "py.typed"}
+    draft = house.root / "models" / "demo_draft"
+    files = (path.relative_to(house.root).as_posix() for path in draft.iterdir())
+    return {*paths, *files, "py.typed"}
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built):

@@ -11,7 +11,9 @@ import torch
 from paceline.models import demo
 from paceline.models.cache import default_cache_dir
 from paceline.models.config import load_config
-from paceline.models.source import demo_directory
+from paceline.models.head import load_head_tensors
+from paceline.models.head_config import load_head_config
+from paceline.models.source import companion, demo_directory
 from paceline.models.tokenizer import TextCodec
 from paceline.models.weights import load_weights
 
@@ -94,3 +96,17 @@ def test_template_and_settings_are_on_disk(directory: Path) -> None:
     assert {"config.json", "generation_config.json", "model.safetensors"} <= files
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     assert (settings["bos_token"], settings["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+
+
+def test_a_draft_comes_with_it(directory: Path) -> None:
+    found = companion("Demo")
+    assert found is not None
+    assert companion(str(directory)) is None
+    files = {path.name: path.stat() for path in Path(found).iterdir()}
+    assert {"config.json", "model.safetensors", "README.md"} <= files.keys()
+    assert sum(stat.st_size for stat in files.values()) <= 15e6
+    config = load_head_config(Path(found), load_config(directory))
+    tensors = load_head_tensors(Path(found), config)
+    assert len(tensors["d2t"]) == config.draft_vocab < config.vocab_size
+    floats = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    assert all(tensor.dtype == torch.bfloat16 for tensor in floats)
