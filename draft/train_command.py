@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ..actors import logs
-from ..actors.flags import Parser
+from ..actors.flags import Parser, UsageError
 from ..actors.local import running
 from ..actors.settings import Settings
 from ..actors.sources import add_flags, load
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
+from ..models.errors import ModelError
 from ..models.head import output_matrix
 from ..models.head_config import load_head_config
 from ..models.source import resolve
@@ -66,11 +67,12 @@ class Job:
 
 
 def train(argv: Sequence[str]) -> int:
-    """Run the command; returns its exit code. Raises ModelError and SettingsError."""
+    """Run the command; returns its exit code. Raises UsageError, ModelError and SettingsError."""
     job = _read(argv)
     logs.configure("console", "warning")
     with Bars() as bars:
         directory = resolve(job.settings.model, job.settings.cache_dir, bars)
+        _check_target(job, directory)
         asyncio.run(_converse(job, directory, bars))
         learnt = _learn(job, directory, bars)
         bars("report", 0, 1)
@@ -104,6 +106,9 @@ def _read(argv: Sequence[str]) -> Job:
     add_flags(parser)
     flags = vars(parser.parse_strictly(argv))
     mine = {name: flags.pop(name) for name in own}
+    for name in ("tokens", "at_once", "learn", "rounds", "rate", "batch", "draft_vocab", "layers"):
+        if not mine[name] > 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0, got {mine[name]}")
     config = flags.pop("config")
     settings = load(flags | {"draft": "none"}, config)
     wide = {"max_num_seqs": mine["at_once"], "max_queued_requests": 2 * mine["at_once"]}
@@ -121,6 +126,21 @@ def _read(argv: Sequence[str]) -> Job:
         ),
         seconds=mine["seconds"],
     )
+
+
+def _check_target(job: Job, directory: Path) -> None:
+    """Raise ModelError for what would only come out when hours have passed."""
+    config = load_config(directory)
+    taps = job.taps or ()
+    if taps and (len(set(taps)) < len(taps) or not 0 <= taps[0] <= taps[-1] <= config.layers):
+        raise ModelError(
+            f"--taps {' '.join(map(str, taps))}: {directory} has {config.layers} layers, and each "
+            "is read once"
+        )
+    if job.layers > config.layers:
+        raise ModelError(f"--layers {job.layers}: {directory} itself has {config.layers}")
+    if not TextCodec.load(directory).has_chat_template:
+        raise ModelError(f"{directory} has no chat template, so it can hold no conversations")
 
 
 async def _converse(job: Job, directory: Path, bars: Bars) -> None:
@@ -195,8 +215,7 @@ def _lessons(
 
 
 def _taps(config: ModelConfig) -> tuple[int, ...]:
-    """A third, two thirds, and all but one of the target's layers: on the demo model better than
-    the customary 2, half, and all but three."""
+    """About a third, two thirds, and all but one of the target's layers."""
     layers = config.layers
     return tuple(sorted({max(1, layers * 3 // 10), max(1, layers * 19 // 30), max(1, layers - 1)}))
 

@@ -11,6 +11,7 @@ import pytest
 from paceline.actors.local import running
 from paceline.actors.messages import ChatPrompt, Delta, Ended, Submit
 from paceline.actors.settings import Settings
+from paceline.cli import main
 from paceline.draft.conversations import Conversation, Diary, read
 from paceline.draft.train_command import train
 from paceline.models.tokenizer import TextCodec
@@ -117,6 +118,37 @@ def test_given_questions_are_answered_and_given_answers_learnt_as_they_are(model
     assert "what is it?" in codec.decode(first.tokens)
     [(start, end)] = second.answers
     assert codec.decode(second.tokens[start:end]) == "two three"
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--tokens 0", "--tokens must be above 0, got 0"),
+        ("--rate -1", "--rate must be above 0, got -1"),
+        ("--taps 1 9", "--taps 1 9: {model} has 2 layers"),
+        ("--taps 1 1", "--taps 1 1: {model} has 2 layers, and each is read once"),
+        ("--layers 3", "--layers 3: {model} itself has 2"),
+        ("--data {missing}", "cannot read {missing}"),
+        ("--lern 5", "did you mean --learn?"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is(model, tmp_path, capsys, flags, complaint):
+    names = {"model": model, "missing": tmp_path / "missing"}
+    out = tmp_path / "out"
+    argv = f"draft train --model {model} --out {out} {flags.format(**names)}".split()
+    assert main(argv) == 1
+    assert complaint.format(**names) in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_model_without_a_chat_template_is_refused(tmp_path, capsys):
+    model = save_tiny(tmp_path / "model", "llama", tokenizer=True)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    assert main(["draft", "train", "--model", str(model), "--out", str(tmp_path / "out")]) == 1
+    assert "has no chat template" in capsys.readouterr().err
 
 
 def test_a_diary_that_was_torn_goes_on_behind_its_last_whole_line(tmp_path):
