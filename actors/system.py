@@ -227,6 +227,9 @@ def _pool(
 
 
 def _default_method(settings: Settings, has_draft: bool) -> Method | None:
+    """Who drafts unless a request says otherwise. ModelError for a draft that is not there."""
+    if settings.speculative_method == "draft" and not has_draft:
+        raise ModelError(f"no draft comes with {settings.model}: name one, or another method")
     match settings.speculative_method:
         case "off":
             return None

@@ -199,7 +199,7 @@ def test_the_winning_source_is_blamed(tmp_path, monkeypatch):
 
 def test_drafting_with_a_model_needs_one():
     with pytest.raises(SettingsError, match="no draft model"):
-        load(parse("--speculative-method", "draft"))
+        load(parse("--speculative-method", "draft", "--draft", "none"))
     assert load(parse("--speculative-method", "draft", "--draft", "x")).draft == "x"
 
 

@@ -87,6 +87,11 @@ async def test_what_a_head_needs_is_counted(model, tmp_path):
     assert beside.weight_bytes > without.weight_bytes
 
 
+async def test_drafting_by_default_with_a_draft_needs_one(model):
+    message = await refusal(model, "auto", speculative_method="draft")
+    assert message == f"no draft comes with {model}: name one, or another method"
+
+
 async def test_a_draft_that_does_not_fit_is_refused(model, tmp_path):
     head = save_head(tmp_path, model)
     change_config(head, target_hidden_size=4096)

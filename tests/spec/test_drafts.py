@@ -163,7 +163,7 @@ def test_what_a_head_says_of_its_targets_name_is_no_reason(origin: Origin, tmp_p
     save_head(tmp_path, origin.directory)
     verifier = {"name_or_path": "org/name", "architectures": ["Qwen3ForCausalLM"]}
     change_config(tmp_path, "speculators_config", verifier=verifier)
-    assert load_draft(tmp_path, origin).max_position == 1024
+    assert load_draft(tmp_path, origin).directory == tmp_path
 
 
 def put(**named: Tensor) -> Callable[[dict[str, Tensor]], object]:
