@@ -45,7 +45,7 @@ VALUES = {
 }
 some_fields = st.fixed_dictionaries({}, optional=VALUES)
 quickly = hypothesis_settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -89,7 +89,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_byte_level_text_survives(plain: TextCodec, text: str) -> None:
     ids = plain.encode(text)
     assert plain.decode(ids, skip_special=False) == text
@@ -97,7 +97,7 @@ def test_byte_level_text_survives(plain: TextCodec, text: str) -> None:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁")))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_byte_fallback_text_survives(pieces: TextCodec, text: str) -> None:
     ids = pieces.encode(text)
     assert pieces.decode(ids, skip_special=False) == text
