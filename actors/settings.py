@@ -80,7 +80,9 @@ class Settings(BaseSettings):
         min_length=1,
     )
     speculative_method: SpeculativeMethod = _setting(
-        "speculation", "auto", "Who drafts when a request does not say; off: nobody."
+        "speculation",
+        "auto",
+        "Who drafts when a request does not say; auto: a draft, or else suffix; off: nobody.",
     )
     num_speculative_tokens: Annotated[int | None, _Unset] = _setting(
         "speculation",

@@ -234,7 +234,7 @@ def _default_method(settings: Settings, has_draft: bool) -> Method | None:
         case "off":
             return None
         case "auto":
-            return "draft" if has_draft else "ngram"
+            return "draft" if has_draft else "suffix"
         case method:
             return method
 
