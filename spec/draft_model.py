@@ -13,6 +13,7 @@ from ..models.decoder import Decoder
 from .batch import Feed, assemble
 from .drafter import Window
 from .model_drafter import ModelDrafter
+from .params import MAX_DRAFT
 from .slots import Slot
 
 
@@ -42,10 +43,15 @@ class DraftModel(ModelDrafter):
     """
 
     def __init__(
-        self, decoder: Decoder, caches: list[Tensor], block_size: int, vocab_size: int
+        self,
+        decoder: Decoder,
+        caches: list[Tensor],
+        block_size: int,
+        vocab_size: int,
+        most: int = MAX_DRAFT,
     ) -> None:
         ids = torch.arange(min(vocab_size, decoder.config.vocab_size), device=decoder.device)
-        super().__init__(caches, ids, vocab_size)
+        super().__init__(caches, ids, vocab_size, most)
         self._decoder = decoder
         self._block_size = block_size
         self._progress: dict[int, _Progress] = {}

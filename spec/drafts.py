@@ -31,11 +31,11 @@ from .head import HeadDrafter
 @dataclass(frozen=True, slots=True)
 class PlacedDraft:
     """A draft beside its target. kv: what it keeps of a token. drafter: makes the drafter of the
-    storage that `kv` asks for and the tokens per block."""
+    storage that `kv` asks for, the tokens per block, and the guesses of a step at most."""
 
     kv: KvShape
     weight_bytes: int
-    drafter: Callable[[list[Tensor], int], Drafter]
+    drafter: Callable[[list[Tensor], int, int], Drafter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def _model_draft(directory: Path, config: ModelConfig, tensors: dict[str, Tensor
         far = replace(config, max_position=positions)
         own = Decoder(far, tensors, device=target.device, dtype=target.dtype)
 
-        def drafter(caches: list[Tensor], block_size: int) -> Drafter:
-            return DraftModel(own, caches, block_size, target.config.vocab_size)
+        def drafter(caches: list[Tensor], block_size: int, most: int) -> Drafter:
+            return DraftModel(own, caches, block_size, target.config.vocab_size, most)
 
         return PlacedDraft(_shape(config, target), own.weight_bytes, drafter)
 

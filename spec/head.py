@@ -18,6 +18,7 @@ from ..models.head import Head
 from .batch import Feed, assemble
 from .drafter import Window
 from .model_drafter import ModelDrafter
+from .params import MAX_DRAFT
 from .slots import Slot
 
 
@@ -44,8 +45,10 @@ class _Progress:
 class HeadDrafter(ModelDrafter):
     """Drafts with `head`, whose caches have as many blocks as the target's."""
 
-    def __init__(self, head: Head, caches: list[Tensor], block_size: int) -> None:
-        super().__init__(caches, head.target_ids, head.config.vocab_size)
+    def __init__(
+        self, head: Head, caches: list[Tensor], block_size: int, most: int = MAX_DRAFT
+    ) -> None:
+        super().__init__(caches, head.target_ids, head.config.vocab_size, most)
         self.taps = head.config.taps
         self._head = head
         self._block_size = block_size

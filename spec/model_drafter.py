@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -19,7 +20,7 @@ from .batch import Feed
 from .candidates import guess
 from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
 from .drafter import Window
-from .params import Method
+from .params import MAX_DRAFT, Method
 from .slots import Slot
 
 
@@ -30,17 +31,22 @@ class ModelDrafter(ABC):
 
     method: Method = "draft"
 
-    def __init__(self, caches: list[Tensor], ids: Tensor, vocab_size: int) -> None:
-        """ids: the tokens [D] that it can guess, of the target's `vocab_size`."""
+    def __init__(
+        self, caches: list[Tensor], ids: Tensor, vocab_size: int, most: int = MAX_DRAFT
+    ) -> None:
+        """ids: the tokens [D] that it can guess, of the target's `vocab_size`. most: guesses a
+        step, unless a request says how many."""
         self._caches = caches
         self._ids = ids
         self._vocab_size = vocab_size
+        self._most = most
         self._sick: set[int] = set()
 
     def open(self, slot: Slot) -> None:
         self._sick.discard(slot.index)
 
     def propose(self, windows: Sequence[Window]) -> list[list[int]]:
+        windows = [self._limited(window) for window in windows]
         drafts: list[list[int]] = [[] for _ in windows]
         healthy = [i for i, w in enumerate(windows) if w.slot.index not in self._sick]
         lags = {i: self._lag(windows[i]) for i in healthy}
@@ -76,6 +82,10 @@ class ModelDrafter(ABC):
             else:
                 self._land(windows[i], drafts[i])
         return drafts
+
+    def _limited(self, window: Window) -> Window:
+        asked = window.slot.params.speculation.k
+        return window if asked is not None else replace(window, k=min(window.k, self._most))
 
     @abstractmethod
     def _lag(self, window: Window) -> Feed:

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from .params import Method
 
-DEFAULT_K: dict[Method, int] = {"ngram": 4, "suffix": 8, "draft": 3}
+DEFAULT_K: dict[Method, int] = {"ngram": 4, "suffix": 8, "draft": 8}
 """Draft tokens a step when neither the request nor the server's settings say otherwise."""
+
+MODEL_K = 3
+"""How many of them a model is asked for. The rest is room for a look-up that stands in for it."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,7 +11,7 @@ import torch
 from paceline.models.decoder import Decoder
 from paceline.spec.draft_model import DraftModel
 from paceline.spec.drafter import Window
-from paceline.spec.params import SamplingParams
+from paceline.spec.params import SamplingParams, Speculation
 from paceline.spec.plan import Opening
 from paceline.spec.slots import Slots
 from support.tiny_pair import BLOCK_SIZE, MAX_LEN, VOCAB, caches_for, load, save_models
@@ -193,3 +193,19 @@ def test_guesses_with_odds_are_drawn_from_them_with_noise_of_their_own(decoder: 
             assert odds[guess] > 0.0
             # Within the request's limits.
             assert int((odds > 0.0).sum()) <= 20
+
+
+def test_a_model_guesses_no_more_than_it_pays_unless_a_request_says_how_many(
+    decoder: Decoder,
+) -> None:
+    slots = Slots(2, MAX_LEN)
+    drafter = DraftModel(decoder, caches_for(decoder), BLOCK_SIZE, VOCAB, most=3)
+    windows = []
+    for i, wish in enumerate((Speculation(), Speculation(k=6))):
+        params = SamplingParams(temperature=0.0, seed=1, speculation=wish)
+        slot = slots.open(Opening(i, i, (5, 6, 7), params, "draft"))
+        slot.blocks.extend(range(i * BLOCKS_EACH, (i + 1) * BLOCKS_EACH))
+        drafter.open(slot)
+        windows.append(Window(slot, 3, 6))
+    with torch.inference_mode():
+        assert [len(draft) for draft in drafter.propose(windows)] == [3, 6]
