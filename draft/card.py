@@ -70,7 +70,9 @@ def _text(known: Evidence) -> str:
         for i, (agreement, overlap) in enumerate(zip(score.agreement, score.overlap, strict=True))
     )
     brought = "\n".join(
-        f"| {run.batch} | {run.k} | {_figure(run.tokens_per_step)} | {_figure(run.speed_up)} |"
+        "| {} | {} | {} | {} |".format(
+            run.batch, *map(_figure, (run.drafted_per_step, run.tokens_per_step, run.speed_up))
+        )
         for run in known.runs
     )
     return f"""# A head draft of {known.target}

@@ -39,7 +39,7 @@ async def predict(
     async with running(settings) as (engine, parts):
         wish = Wish(
             questions=questions,
-            methods={it: k or parts.admission.k[it] for it in chosen(methods, parts.info)},
+            methods=dict.fromkeys(chosen(methods, parts.info), k),
             batches=list(dict.fromkeys(batches)),
             temperatures=list(dict.fromkeys(temperatures)),
             tokens=tokens,

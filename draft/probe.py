@@ -31,18 +31,19 @@ WARMING = 4
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What to measure. methods: without off, which is always measured; with the guesses a step
-    that each gets at most. tokens: of an answer at most. batches: streams at once."""
+    that each gets at most, None as the server would. tokens: of an answer at most. batches: streams
+    at once."""
 
     questions: Sequence[Question]
-    methods: Mapping[Method, int]
+    methods: Mapping[Method, int | None]
     batches: Sequence[int] = (1,)
     temperatures: Sequence[float] = (0.0,)
     tokens: int = 32
 
     @property
-    def ways(self) -> dict[Way, int]:
+    def ways(self) -> dict[Way, int | None]:
         """Off and the methods, in the order in which they take turns."""
-        ways: dict[Way, int] = {"off": 0}
+        ways: dict[Way, int | None] = {"off": 0}
         ways.update(self.methods.items())
         return ways
 
@@ -59,7 +60,7 @@ class Cell:
     temperature: float
     batch: int
     way: Way
-    k: int
+    k: int | None
     tally: Tally
     tokens: int = 0
     steps: int = 0

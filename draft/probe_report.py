@@ -33,8 +33,9 @@ class Position(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True):
     """One method at one temperature and batch size (streams at once).
 
-    k: guesses a step at most. drafts, drafted, accepted: drafts verified, guesses in them, guesses
-    that held; accepted_share: accepted / drafted. positions: by place in the draft, first to last.
+    k: guesses a step at most, null as the server would. drafts, drafted, accepted: drafts verified,
+    guesses in them, guesses that held; accepted_share: accepted / drafted. positions: by place in
+    the draft, first to last.
     tokens, steps: kept tokens and sampling steps of the answers, but for the first token of each,
     which comes with the reading of the prompt. tokens_per_step and drafted_per_step: of one stream.
 
@@ -48,7 +49,7 @@ class Run(msgspec.Struct, frozen=True):
     temperature: float
     batch: int
     method: Way
-    k: int
+    k: int | None
     drafts: int
     drafted: int
     accepted: int

@@ -19,12 +19,12 @@ class Beside:
 
     def __init__(self, suffix: SuffixDrafter) -> None:
         self._suffix = suffix
-        self._overall = _FIRST
         self._held: dict[int, float] = {}
 
     def open(self, slot: Slot) -> None:
         self._suffix.open(slot)
-        self._held[slot.index] = self._overall
+        # Of its own sequence alone, so that what is drafted does not depend on the company either.
+        self._held[slot.index] = _FIRST
 
     def better(self, window: Window) -> list[int]:
         """Guesses from a look-up, where they promise more than the model; none elsewhere, or where
@@ -37,4 +37,3 @@ class Beside:
     def judged(self, slot: Slot, accepted: int) -> None:
         """So many of the model's guesses of one draft held."""
         self._held[slot.index] += _SHARE * (accepted - self._held[slot.index])
-        self._overall += _SHARE * _SHARE * (accepted - self._overall)
