@@ -16,7 +16,7 @@ from .backend import Block, constexpr, jit, launch, on_triton, tl
 from .limits import COLDEST, bounds, keep, limited, tiled
 from .noise import gumbel_at, gumbel_reference
 
-__all__ = ["COLDEST", "choose", "keep"]
+__all__ = ["COLDEST", "argmax", "choose", "keep"]
 
 BLOCK = 2048
 WARPS = 4
@@ -39,19 +39,19 @@ def choose_reference(
     rows = list(zip(*limits, strict=True))
     greedy = [t == 0.0 or k == 1 for t, _, k, _, _ in rows]
     if all(greedy):
-        return _argmax(logits)
+        return argmax(logits)
     divisor = temperature.to(device=logits.device, dtype=torch.float32).clamp_min(COLDEST)
     chosen = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     # Row by row: a row's temporaries stay in the cache of a core.
     for i, (_, *limit) in enumerate(rows):
         if greedy[i]:
-            chosen[i] = _argmax(logits[i : i + 1])[0]
+            chosen[i] = argmax(logits[i : i + 1])[0]
         else:
             chosen[i] = _draw(logits[i].float() / divisor[i], limit, keys[i : i + 1])
     return chosen
 
 
-def _argmax(x: Tensor) -> Tensor:
+def argmax(x: Tensor) -> Tensor:
     """First maximum of each row of x [N, V], int64 [N].
 
     By the maxima of stretches, which torch finds with vector instructions, and in float32: its
@@ -70,7 +70,7 @@ def _draw(scaled: Tensor, limit: Sequence[Any], key: Tensor) -> Tensor:
         tokens = keep(scaled, *limit)
         return tokens[(scaled[tokens] + gumbel_reference(key, tokens)[0]).argmax()]
     tokens = torch.arange(vocab, dtype=torch.int32, device=scaled.device)
-    return _argmax(gumbel_reference(key, tokens).add_(scaled))[0]
+    return argmax(gumbel_reference(key, tokens).add_(scaled))[0]
 
 
 @jit

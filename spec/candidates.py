@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernels.limits import COLDEST
 from ..kernels.noise import gumbel
+from ..kernels.sample import argmax
 from .controls import Limits, Sites, noise_keys
 
 MOST = 256
@@ -28,9 +29,12 @@ def guess(logits: Tensor, ids: Tensor, sites: Sequence[Sites]) -> list[int]:
     Drawn with the sites' parameters and noise, over the MOST likeliest of the row. `typical_p`,
     which is about a whole distribution, is left out of account.
     """
+    params = [site.params for site in sites]
+    if all(p.greedy for p in params):
+        best: list[int] = ids[argmax(logits)].tolist()
+        return best
     values, columns = logits.float().topk(min(MOST, logits.shape[1]), dim=1)
     tokens = ids[columns]
-    params = [site.params for site in sites]
     cold = torch.tensor([p.greedy for p in params], device=logits.device)[:, None]
     heat, _, top_k, top_p, min_p = (limit[:, None] for limit in Limits.of(sites).to(logits.device))
     top_k = torch.where(cold, 1, top_k).clamp(max=values.shape[1])
@@ -42,8 +46,7 @@ def guess(logits: Tensor, ids: Tensor, sites: Sequence[Sites]) -> list[int]:
     least = least.maximum(scaled.gather(1, (reached - 1).clamp_min(0)))
     out = (scaled < least) | (odds < odds[:, :1] * min_p)
     # Without chance the first of equals is chosen.
-    first = -tokens.float()
-    chance = first if all(p.greedy for p in params) else _noise(sites, tokens).where(~cold, first)
+    chance = _noise(sites, tokens).where(~cold, -tokens.float())
     place = (scaled.masked_fill(cold, 0.0) + chance).masked_fill_(out, -math.inf).argmax(1)
     chosen: list[int] = tokens.gather(1, place[:, None])[:, 0].tolist()
     return chosen
