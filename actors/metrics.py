@@ -63,8 +63,12 @@ class Metrics:
         self.running = gauge("num_requests_running", "Sequences that hold a slot")
         self.waiting = gauge("num_requests_waiting", "Sequences that wait for a slot")
         self.blocks = gauge("kv_blocks", "Blocks of the pool by state", ("state",))
-        self.usage = gauge("kv_cache_usage_perc", "Share of blocks that are not free, 0 to 1")
+        self.usage = gauge("kv_cache_usage_perc", "Share of blocks in use, 0 to 1")
         self.preemptions = counter("num_preemptions", "Sequences that gave way")
+        self.prefix_queries = counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"
+        )
+        self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found there")
         self.rejections = counter("admission_rejections", "Requests refused", ("reason",))
         self.finished = counter(
             "request_success", "Sequences ended, by finish reason", ("finished_reason",)
@@ -104,7 +108,7 @@ class Metrics:
         self._drafted_at = [self.draft_tokens_at.labels(str(i)) for i in range(MAX_DRAFT)]
         self._accepted_at = [self.accepted_tokens_at.labels(str(i)) for i in range(MAX_DRAFT)]
         self._phases = {phase: self.step_seconds.labels(phase) for phase in _PHASES}
-        self._preemptions_seen = 0
+        self._seen = (0, 0, 0)
 
     def render(self) -> tuple[bytes, str]:
         """The exposition text and its content type."""
@@ -115,17 +119,28 @@ class Metrics:
         self.build_info.labels(__version__, model, draft or "", device, dtype).set(1)
 
     def observe_queues(
-        self, *, running: int, waiting: int, blocks: dict[str, int], preemptions: int
+        self,
+        *,
+        running: int,
+        waiting: int,
+        blocks: dict[str, int],
+        preemptions: int,
+        queries: int,
+        hits: int,
     ) -> None:
-        """The scheduler's state after it has acted; `preemptions` counts from its start."""
+        """The scheduler's state after it has acted. It counts preemptions, and prompt tokens that
+        were looked up in the prefix cache and found there, from its start."""
         self.running.set(running)
         self.waiting.set(waiting)
         for state, count in blocks.items():
             if state != "total":
                 self.blocks.labels(state).set(count)
-        self.usage.set(1 - blocks["free"] / blocks["total"])
-        self.preemptions.inc(max(0, preemptions - self._preemptions_seen))
-        self._preemptions_seen = preemptions
+        self.usage.set(1 - (blocks["free"] + blocks["cached"]) / blocks["total"])
+        counts = (preemptions, queries, hits)
+        counters = (self.preemptions, self.prefix_queries, self.prefix_hits)
+        for counter, count, seen in zip(counters, counts, self._seen, strict=True):
+            counter.inc(max(0, count - seen))
+        self._seen = counts
 
     def observe_step(self, done: StepDone) -> None:
         for phase, child in self._phases.items():

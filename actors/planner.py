@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..kv.ledger import Ledger
 from ..spec.plan import FinishReason, Row, StepFailed, StepPlan
 from .messages import Verdict
+from .prefixes import Prefixes
 from .sequence import Sequence
 
 STEP_FAILED = "the step that computes this sequence failed"
@@ -23,11 +24,12 @@ HEADROOM = 2  # free blocks per running row that an admission must leave
 @dataclass(slots=True, frozen=True)
 class Limits:
     """step_tokens: known and draft tokens of one step together. length: positions a sequence may
-    have. flights: steps in the air at once."""
+    have. flights: steps in the air at once. caching: whether full blocks are kept and shared."""
 
     step_tokens: int
     length: int
     flights: int = 1
+    caching: bool = True
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,6 +47,7 @@ class Planner:
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
         self.ledger = ledger
         self.limits = limits
+        self.prefixes = Prefixes(ledger, limits.caching)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -88,7 +91,10 @@ class Planner:
             sequence = self._all.get(row.seq)
             if sequence is None:
                 continue
+            before = sequence.computed
             sequence.land(row)
+            if row.error is None:
+                self.prefixes.publish(sequence, before)
             if row.finish is not None:
                 closed.append(self.close(row.seq, row.finish, row.error))
         return [c for c in closed if c is not None]
@@ -182,17 +188,34 @@ class Planner:
         step.gave_way = True
 
     def _admit(self, step: _Step) -> None:
-        """Start waiting sequences in their order while slots, step and pool have room."""
-        while self.waiting and step.room > 0 and not (self._short_of_memory and self.running):
-            sequence = self.waiting[0]
-            known = len(sequence.tokens)
-            promised = sum(self._owed(s) for s in self.running) + HEADROOM * len(self.running)
-            if self.ledger.free_blocks < self.ledger.blocks_for(known) + promised:
+        """Start waiting sequences in their order while slots, step and pool have room. Only those
+        whose prompt is just being computed by another are passed over until it is."""
+        if not (self.waiting and self.ledger.free_slots):
+            return
+        pending = {key for s in self.running for key in s.pending}
+        for sequence in tuple(self.waiting):
+            if step.room <= 0 or (self._short_of_memory and self.running):
                 return
-            if self.ledger.open(sequence.seq) is None:
+            if sequence.awaits in pending:
+                continue
+            found = self.prefixes.find(sequence)
+            if self.prefixes.arriving(sequence, len(found), pending):
+                continue
+            if not self._fits(sequence, found) or self.ledger.open(sequence.seq) is None:
                 return
-            self.running.append(self.waiting.popleft())
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            self.prefixes.start(sequence, found)
+            pending.update(sequence.pending)
             self._plan_row(step, sequence)
+
+    def _fits(self, sequence: Sequence, found: list[int]) -> bool:
+        """Whether the pool has room for the sequence's known tokens, for those of the running ones
+        and a little more. Blocks found in the cache are there, but those idle make no room too."""
+        promised = sum(self._owed(s) for s in self.running) + HEADROOM * len(self.running)
+        missing = self.ledger.blocks_for(len(sequence.tokens)) - len(found)
+        room = self.ledger.available_blocks - self.ledger.idle_among(found)
+        return room >= missing + promised
 
     def _owed(self, sequence: Sequence) -> int:
         """Blocks that a running sequence's known tokens still need."""

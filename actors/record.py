@@ -85,6 +85,7 @@ class RequestRecord:
             id=self.request,
             finish=",".join(e.reason for e in self.ended),
             prompt_tokens=self.prompt_tokens,
+            cached_tokens=min(e.usage.cached_tokens for e in self.ended),
             completion_tokens=generated,
             method=speculation[0].method,
             drafted=sum(s.drafted for s in speculation),

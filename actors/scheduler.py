@@ -58,6 +58,8 @@ class Scheduler(Actor):
             waiting=len(self._planner.waiting),
             blocks=self._planner.ledger.counts(),
             preemptions=self._planner.preemptions,
+            queries=self._planner.prefixes.queries,
+            hits=self._planner.prefixes.hits,
         )
 
     def _announce(self, closed: Closed) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from ..kv.prefix import Chain
 from ..spec.params import Method, SamplingParams
 from ..spec.plan import Opening, Row, RowVerdict
 from .messages import Admit, SpeculationUsage, Usage
@@ -20,6 +21,10 @@ class Sequence:
     opened there.
     reported: how many were computed before a preemption: what is told of them has been told.
     suspect: a step that held this sequence failed; it is tried alone until one succeeds.
+    chains: keys of its full blocks, those that it publishes them by first; none until it is asked
+    for them. published: how many of its blocks have been offered to others, or come from them.
+    cached: prompt tokens that its first admission found computed; None before that. awaits: key of
+    the block for which it was last passed over.
     """
 
     seq: int
@@ -34,6 +39,10 @@ class Sequence:
     reported: int = 0
     suspect: bool = False
     preemptions: int = 0
+    chains: tuple[Chain, ...] = ()
+    published: int = 0
+    cached: int | None = None
+    awaits: bytes | None = None
     air: deque[Row] = field(default_factory=deque)
     steps: int = 0
     drafted: int = 0
@@ -66,6 +75,11 @@ class Sequence:
         """Positions that have KV once everything in the air has landed, at most."""
         return self.computed + sum(row.count + row.draft for row in self.air)
 
+    @property
+    def pending(self) -> list[bytes]:
+        """Keys of the blocks that it fills and has not published."""
+        return self.chains[0].keys[self.published :] if self.chains else []
+
     def opening(self, slot: int) -> Opening:
         return Opening(
             seq=self.seq,
@@ -75,7 +89,14 @@ class Sequence:
             method=self.method,
             prompt=self.prompt_tokens,
             reported=self.reported,
+            cached=self.computed,
         )
+
+    def start(self, cached: int, blocks: int) -> None:
+        """Admitted, with KV of the first `cached` tokens in as many shared blocks."""
+        self.computed, self.published = cached, blocks
+        if self.cached is None:
+            self.cached = cached
 
     def land(self, verdict: RowVerdict) -> None:
         """Take the result of the oldest row in the air."""
@@ -101,5 +122,6 @@ class Sequence:
         return Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=len(self.tokens) - self.prompt_tokens,
+            cached_tokens=self.cached or 0,
             speculation=SpeculationUsage(self.method, self.steps, self.drafted, self.accepted),
         )

@@ -118,6 +118,10 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("memory_utilization", "gpu_memory_utilization"),
     )
 
+    enable_prefix_caching: bool = _setting(
+        "memory", True, "Keep KV of full blocks, and reuse it for prompts that begin the same."
+    )
+
     host: str = _setting("serving", "127.0.0.1", "Address to listen on.", min_length=1)
     port: int = _setting("serving", 8000, "Port to listen on; 0: any free one.", ge=0, le=65535)
     max_queued_requests: int = _setting(

@@ -153,13 +153,16 @@ def _variable(name: str) -> str:
 
 
 def _help(description: str, default: object) -> str:
-    text = description if default is None else f"{description} Default: {default}."
+    shown = str(default).lower() if isinstance(default, bool) else default
+    text = description if default is None else f"{description} Default: {shown}."
     return text.replace("%", "%%")
 
 
 def _metavar(name: str, annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return "{" + ",".join(get_args(annotation)) + "}"
+    if annotation is bool:
+        return "{true,false}"
     kinds = {int: "N", float: "X", ByteSize: "SIZE", Path: "DIR"}
     for kind in (annotation, *get_args(annotation)):
         if kind in kinds:
@@ -172,4 +175,4 @@ def _toml_value(value: object) -> str:
         return '"none"'
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -86,6 +86,7 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
             step_tokens=settings.batched_tokens(device.type),
             length=info.max_model_len,
             flights=settings.max_flights,
+            caching=settings.enable_prefix_caching,
         ),
         admission=AdmissionLimits(
             open_requests=settings.max_num_seqs + settings.max_queued_requests,

@@ -54,6 +54,7 @@ class Ask(Formatted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     bad_words: list[str] = field(default_factory=list)
     prompt_logprobs: Alternatives | None = None
+    cache_salt: str = _DEFAULT.cache_salt
     user: str | None = None
     speculation: Speculation = _DEFAULT.speculation
 
@@ -122,6 +123,7 @@ class Ask(Formatted, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ignore_eos=self.ignore_eos,
             logprobs=self.alternatives(),
             prompt_logprobs=self.prompt_alternatives(),
+            cache_salt=self.cache_salt,
             speculation=self.speculation,
         )
 

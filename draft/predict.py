@@ -36,7 +36,9 @@ async def predict(
     UsageError for what cannot be measured.
     """
     told("loading the model")
-    async with running(settings) as (engine, parts):
+    # The same questions are asked in every way; none of them should find another's work done.
+    uncached = settings.model_copy(update={"enable_prefix_caching": False})
+    async with running(uncached) as (engine, parts):
         wish = Wish(
             questions=questions,
             methods=dict.fromkeys(chosen(methods, parts.info), k),

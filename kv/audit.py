@@ -1,7 +1,8 @@
-"""The audit: every block and every slot has exactly one owner, and the books say the same.
+"""The audit: who owns every block and every slot, and whether the books say the same.
 
-Called by the ledger's `check`. Trusts nothing that is maintained step by step: ownership is
-re-derived from the free list, the leases and the fences, then compared with states, reference
+A block has one owner, unless it can be found by a key: then several tables may share it. Called by
+the ledger's `check`. Trusts nothing that is maintained step by step: ownership is re-derived from
+the free list, the leases, the fences and the prefix index, then compared with states, reference
 counts and tally. One pass of array arithmetic over the pool, so that an idle moment can afford it;
 sentences are only made for what is wrong.
 """
@@ -17,10 +18,16 @@ import numpy as np
 
 from .blocks import BlockPool, BlockState
 from .lease import Fence, Lease
+from .prefix import PrefixIndex
+
+_REFERENCES = (BlockState.HELD, BlockState.FENCED)
+_RANKS = (BlockState.FREE, BlockState.CACHED, BlockState.FENCED, BlockState.HELD)
+"""States of what claims a block, each overruled by those behind it."""
 
 
 class _Claim(NamedTuple):
-    """Someone says that `blocks` are theirs, which puts those in `state`."""
+    """Someone says that `blocks` are theirs, which puts those in `state`, unless another claim of
+    them overrules it."""
 
     owner: str
     state: BlockState
@@ -37,7 +44,10 @@ def audit(
     slots: int,
 ) -> list[str]:
     """Every discrepancy as a sentence that names the block or slot and its owners."""
-    claims = [_Claim("the free list", BlockState.FREE, pool.free_list)]
+    claims = [
+        _Claim("the free list", BlockState.FREE, pool.free_list),
+        _Claim("the prefix cache", BlockState.CACHED, list(pool.prefixes.idle)),
+    ]
     claims += [_Claim(_holder(x), BlockState.HELD, x.blocks) for x in leases.values()]
     claims += [_Claim(_waiter(x), BlockState.FENCED, x.lease.blocks) for x in fences]
     takers = [("the free list", slot) for slot in free_slots]
@@ -45,6 +55,7 @@ def audit(
     takers += [(_waiter(x), x.lease.slot) for x in fences]
     return [
         *_blocks(pool, claims),
+        *_keys(pool.prefixes),
         *_tally(pool),
         *_slots(takers, slots),
         *(
@@ -81,31 +92,73 @@ def _blocks(pool: BlockPool, claims: Sequence[_Claim]) -> Iterator[str]:
             if not 0 <= block < pool.total
         )
         ids, states = ids[exists], states[exists]
-    owners = np.bincount(ids, minlength=pool.total)
-    refs = np.bincount(ids[states != BlockState.FREE], minlength=pool.total)
+    claimed = {
+        state: np.bincount(ids[states == state], minlength=pool.total) for state in BlockState
+    }
+    fences = claimed[BlockState.FENCED]
+    refs = claimed[BlockState.HELD] + fences
+    owners = refs + claimed[BlockState.CACHED] + claimed[BlockState.FREE]
+    keyed = np.zeros(pool.total, bool)
+    keyed[[block for block in pool.prefixes.keys if 0 <= block < pool.total]] = True
     derived = np.zeros(pool.total, np.uint8)
-    derived[ids] = states
-    wrong = owners != 1
+    for state in _RANKS:
+        derived[claimed[state] > 0] = state
+    wrong = (owners == 0) | ((owners > 1) & ~(keyed & (owners == refs)))
+    wrong |= (derived == BlockState.CACHED) & ~keyed | (derived == BlockState.FREE) & keyed
     wrong |= refs != np.array(pool.refs)
+    wrong |= fences != np.array(pool.fences)
     wrong |= derived != np.frombuffer(pool.states, np.uint8)
+    for block in _twice(claims, pool.total):
+        wrong[block] = True
     for block in np.flatnonzero(wrong).tolist():
         named = [x for x in claims for _ in range(x.blocks.count(block))]
-        yield from _block(block, BlockState(pool.states[block]), pool.refs[block], named)
+        yield from _block(pool, block, named)
 
 
-def _block(block: int, marked: BlockState, refs: int, claims: Sequence[_Claim]) -> Iterator[str]:
+def _twice(claims: Sequence[_Claim], total: int) -> Iterator[int]:
+    """Blocks that one claim has more than once."""
+    for claim in claims:
+        if len(set(claim.blocks)) < len(claim.blocks):
+            seen: set[int] = set()
+            for block in claim.blocks:
+                if block in seen and 0 <= block < total:
+                    yield block
+                seen.add(block)
+
+
+def _block(pool: BlockPool, block: int, claims: Sequence[_Claim]) -> Iterator[str]:
     """What is wrong with one block, given everybody who claims it."""
+    marked, keyed = BlockState(pool.states[block]), block in pool.prefixes.keys
     names = " and ".join(x.owner for x in claims)
     if not claims:
         yield f"block {block} is lost: it is marked {marked.name} but nobody owns it"
         return
-    if len(claims) > 1:
+    states = [x.state for x in claims]
+    counted = sum(state in _REFERENCES for state in states)
+    shared = keyed and counted == len(claims) == len({id(x) for x in claims})
+    if len(claims) > 1 and not shared:
         yield f"block {block} has {len(claims)} owners: {names}"
-    elif claims[0].state is not marked:
+    elif max(states, key=_RANKS.index) is not marked:
         yield f"block {block} is marked {marked.name} but belongs to {names}"
-    counted = sum(x.state is not BlockState.FREE for x in claims)
-    if refs != counted:
-        yield f"block {block} counts {refs} references, not {counted}: it belongs to {names}"
+    if keyed and BlockState.FREE in states:
+        yield f"block {block} has a key but belongs to {names}"
+    if not keyed and BlockState.CACHED in states:
+        yield f"block {block} has no key but belongs to {names}"
+    fenced = states.count(BlockState.FENCED)
+    for what, marks, true in (
+        ("references", pool.refs[block], counted),
+        ("fences", pool.fences[block], fenced),
+    ):
+        if marks != true:
+            yield f"block {block} counts {marks} {what}, not {true}: it belongs to {names}"
+
+
+def _keys(index: PrefixIndex) -> Iterator[str]:
+    for block, key in index.keys.items():
+        if index.blocks.get(key) != block:
+            yield f"block {block} has a key that stands for block {index.blocks.get(key)}"
+    if len(index.blocks) != len(index.keys):
+        yield f"{len(index.blocks)} keys stand for blocks, but {len(index.keys)} blocks have one"
 
 
 def _tally(pool: BlockPool) -> Iterator[str]:

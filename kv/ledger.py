@@ -6,6 +6,8 @@ for `block_size` tokens of target *and* draft KV, so one release returns both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .audit import audit
 from .blocks import BlockPool, BlockState
 from .lease import Fence, Lease
@@ -16,10 +18,11 @@ __all__ = ["Fence", "Lease", "Ledger"]
 class Ledger:
     """Leases over `total_blocks` blocks of `block_size` tokens and over `slots` slots.
 
-    Life of a lease: `open` takes a slot, `grow` adds blocks, `release` ends it. Released blocks
-    and slot are reusable when the last step that had a row of the sequence has landed: at once,
-    or after a fence. A sequence may be opened again (after a preemption) while its earlier lease
-    still waits behind one. Misuse is an assertion.
+    Life of a lease: `open` takes a slot, `share` starts its table with blocks that others have
+    computed, `grow` adds blocks, `publish` lets others find those that are complete, `release`
+    ends it. Released blocks and slot are reusable when the last step that had a row of the
+    sequence has landed: at once, or after a fence. A sequence may be opened again (after a
+    preemption) while its earlier lease still waits behind one. Misuse is an assertion.
     """
 
     __slots__ = ("_free_slots", "block_size", "fences", "landed", "leases", "pool", "slots")
@@ -36,9 +39,9 @@ class Ledger:
         self._free_slots = list(range(slots - 1, -1, -1))
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that `grow` can hand out now."""
-        return len(self.pool.free_list)
+    def available_blocks(self) -> int:
+        """Blocks that `grow` can hand out now: free ones, and cached ones that it would evict."""
+        return self.pool.available
 
     @property
     def free_slots(self) -> int:
@@ -62,6 +65,37 @@ class Ledger:
             return None
         lease = self.leases[seq] = Lease(seq, self._free_slots.pop())
         return lease
+
+    def find(self, *chains: Sequence[bytes]) -> list[int]:
+        """Blocks that hold the longest known beginning of a sequence, given one or several chains
+        of keys for the same tokens: any of them will do for each block."""
+        known, found = self.pool.prefixes.blocks, []
+        for keys in zip(*chains, strict=True):
+            block = next((known[key] for key in keys if key in known), None)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def idle_among(self, blocks: Sequence[int]) -> int:
+        """How many of the blocks are available as long as nobody shares them."""
+        return sum(block in self.pool.prefixes.idle for block in blocks)
+
+    def share(self, seq: int, blocks: Sequence[int]) -> None:
+        """Start the block table of `seq`, which has no blocks yet, with blocks that `find` found.
+        Nobody may write to them from now on."""
+        lease = self.lease(seq)
+        assert not lease.blocks, f"sequence {seq} has blocks already"
+        self.pool.share(blocks)
+        lease.blocks.extend(blocks)
+
+    def publish(self, seq: int, keys: Sequence[bytes], first: int) -> None:
+        """Blocks `first`, `first + 1`, … of the table of `seq` are full and their KV is complete,
+        for both models where both use them: they can be found by these keys. Nobody may write to
+        them from now on."""
+        blocks = self.lease(seq).blocks[first : first + len(keys)]
+        for block, key in zip(blocks, keys, strict=True):
+            self.pool.publish(block, key)
 
     def grow(self, seq: int, tokens: int) -> tuple[int, ...] | None:
         """Extend the block table of `seq` so that `tokens` tokens fit in all.
@@ -126,5 +160,5 @@ class Ledger:
         )
 
     def _return(self, lease: Lease, state: BlockState) -> None:
-        self.pool.free(lease.blocks, state)
+        self.pool.drop(lease.blocks, state)
         self._free_slots.append(lease.slot)

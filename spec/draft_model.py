@@ -51,14 +51,13 @@ class DraftModel(ModelDrafter):
         most: int = MAX_DRAFT,
     ) -> None:
         ids = torch.arange(min(vocab_size, decoder.config.vocab_size), device=decoder.device)
-        super().__init__(caches, ids, vocab_size, most)
+        super().__init__(caches, block_size, ids, vocab_size, most)
         self._decoder = decoder
-        self._block_size = block_size
         self._progress: dict[int, _Progress] = {}
 
     def open(self, slot: Slot) -> None:
         super().open(slot)
-        self._progress[slot.index] = _Progress()
+        self._progress[slot.index] = _Progress(slot.computed)
 
     def computed(self, slot: Slot) -> int:
         """How many of the slot's known tokens have draft KV, as far as is known by now."""

@@ -2,8 +2,9 @@
 
 Entry j of its KV, in the blocks of the target's token j, is made of that token and the target's
 state of the token before it. So it depends on nothing behind it, and a block that two sequences
-share holds the same entries for both. A guess that follows a guess has no such state yet: the
-head's own stands in, and is overwritten when the target's is there (EAGLE-3, Li et al. 2025).
+share holds the same entries for both. Who starts behind shared blocks lacks one state, that of the
+last token in them: it is kept for every block. A guess that follows a guess has no such state yet:
+the head's own stands in, and is overwritten when the target's is there (EAGLE-3, Li et al. 2025).
 """
 
 from __future__ import annotations
@@ -48,25 +49,33 @@ class HeadDrafter(ModelDrafter):
     def __init__(
         self, head: Head, caches: list[Tensor], block_size: int, most: int = MAX_DRAFT
     ) -> None:
-        super().__init__(caches, head.target_ids, head.config.vocab_size, most)
+        super().__init__(caches, block_size, head.target_ids, head.config.vocab_size, most)
         self.taps = head.config.taps
         self._head = head
-        self._block_size = block_size
         self._progress: dict[int, _Progress] = {}
         width = len(self.taps) * head.config.target_hidden_size
         self._unknown = torch.zeros(1, width, dtype=head.dtype, device=head.device)
+        # The target's state of the last token of every block.
+        self._tails = self._unknown.new_zeros(caches[0].shape[1], width)
 
     def open(self, slot: Slot) -> None:
         super().open(slot)
         self._progress[slot.index] = _Progress(slot.computed, slot.computed)
 
     def learn(self, slot: Slot, states: Tensor) -> None:
-        progress = self._progress[slot.index]
-        progress.computed += len(states)
+        progress, size = self._progress[slot.index], self._block_size
+        first, progress.computed = progress.computed, progress.computed + len(states)
         progress.states.append(states)
+        filled = slot.blocks[first // size : progress.computed // size]
+        if filled:
+            self._tails[filled] = states[size - 1 - first % size :: size]
 
     def _lag(self, window: Window) -> Feed:
         progress, slot = self._progress[window.slot.index], window.slot
+        if progress.computed and not progress.states:
+            # It starts behind shared blocks.
+            last = slot.blocks[progress.computed // self._block_size - 1]
+            progress.states.append(self._tails[last : last + 1])
         end = progress.computed + 1
         start = min(progress.entries, end - 1) if window.k else progress.entries
         return Feed(slot.tokens[start:end], start, slot.blocks)

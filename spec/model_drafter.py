@@ -32,11 +32,17 @@ class ModelDrafter(ABC):
     method: Method = "draft"
 
     def __init__(
-        self, caches: list[Tensor], ids: Tensor, vocab_size: int, most: int = MAX_DRAFT
+        self,
+        caches: list[Tensor],
+        block_size: int,
+        ids: Tensor,
+        vocab_size: int,
+        most: int = MAX_DRAFT,
     ) -> None:
         """ids: the tokens [D] that it can guess, of the target's `vocab_size`. most: guesses a
         step, unless a request says how many."""
         self._caches = caches
+        self._block_size = block_size
         self._ids = ids
         self._vocab_size = vocab_size
         self._most = most
@@ -78,7 +84,7 @@ class ModelDrafter(ABC):
             }
         for i in healthy:
             if i in sick:
-                self._give_up(windows[i], drafts[i])
+                self._give_up(windows[i], drafts[i], lags[i].start)
             else:
                 self._land(windows[i], drafts[i])
         return drafts
@@ -107,10 +113,11 @@ class ModelDrafter(ABC):
     def _land(self, window: Window, draft: list[int]) -> None:
         """The window's known tokens have their KV now, and all but the last of its guesses."""
 
-    def _give_up(self, window: Window, draft: list[int]) -> None:
-        """Numbers that are not finite: draft no more for this sequence."""
-        # Stale ones would spoil the sums of the blocks' next owner.
-        scrub(self._caches, window.slot.blocks)
+    def _give_up(self, window: Window, draft: list[int], start: int) -> None:
+        """Numbers from position `start` on that are not finite: draft no more for this sequence."""
+        # Stale ones would spoil the sums of the blocks' next owner. Blocks before those may be
+        # shared, and are sound.
+        scrub(self._caches, window.slot.blocks[start // self._block_size :])
         self._sick.add(window.slot.index)
         draft.clear()
         if window.odds is not None:

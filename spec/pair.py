@@ -194,8 +194,9 @@ class ModelPair:
         for work, result in zip(works, drawn, strict=True):
             if not result.finite:
                 # Masked keys count as zero times their value: a stale NaN would reach the sums
-                # of whoever gets the block next.
-                scrub(self._caches, work.slot.blocks)
+                # of whoever gets the block next. What was computed before was finite, and others
+                # may share it.
+                scrub(self._caches, work.slot.blocks[work.start // self._block_size :])
         for work, result in zip(works, drawn, strict=True):
             if result.finite and not _stuck(work, result):
                 work.slot.advance(work.count + result.accepted, result.tokens)

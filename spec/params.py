@@ -90,6 +90,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     `prompt_logprobs` counts alternatives for each prompt token (None: none wanted).
     `logprobs` counts the alternatives to report beside the chosen token (0 reports only it).
     `stop_token_ids` end the text like the model's own end tokens, which `ignore_eos` disables.
+    Only sequences of the same `cache_salt` share KV.
     """
 
     temperature: float = 1.0
@@ -114,6 +115,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    cache_salt: str = ""
     speculation: Speculation = Speculation()
 
     def ends(self, model_ends: frozenset[int]) -> frozenset[int]:
@@ -185,6 +187,12 @@ def check(params: SamplingParams) -> None:
         "logprobs",
         f"between 0 and {MAX_LOGPROBS}",
         p.logprobs,
+    )
+    need(
+        len(p.cache_salt) <= MAX_SALT,
+        "cache_salt",
+        f"at most {MAX_SALT} characters",
+        len(p.cache_salt),
     )
     need(
         s.k is None or 1 <= s.k <= MAX_DRAFT,

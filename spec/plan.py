@@ -20,8 +20,9 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Opening(msgspec.Struct, frozen=True):
     """A slot given to a sequence: all its known tokens (prompt and, after a preemption, output).
 
-    Processors and drafts start from these; KV for none of them exists yet. `method` says which
-    drafter follows the sequence; None means that none does.
+    Processors and drafts start from these; KV exists for the first `cached` of them, in full
+    blocks that its first row brings and that nobody may write to: the target's, and that of a draft
+    model if one follows the sequence. `method` says which drafter does; None means that none does.
 
     prompt: how many of the tokens are the prompt; None means all of them. reported: how many were
     computed before a preemption, so that log probabilities of the prompt tokens among those that
@@ -35,6 +36,7 @@ class Opening(msgspec.Struct, frozen=True):
     method: Method | None = None
     prompt: int | None = None
     reported: int = 0
+    cached: int = 0
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -49,7 +49,7 @@ class Slot:
         self.seq = opening.seq
         self.known = len(opening.tokens)
         self.tokens[: self.known] = opening.tokens
-        self.computed = 0
+        self.computed = opening.cached
         self.prompt = self.known if opening.prompt is None else opening.prompt
         self.reported = opening.reported
         self.blocks = []

@@ -74,6 +74,7 @@ async def serving(
     block_size=BLOCK_SIZE,
     methods: tuple[Method, ...] = ("ngram",),
     ends=frozenset({END}),
+    caching=True,
 ):
     info = ServingInfo(
         model="scripted", created=0, max_model_len=LENGTH, draft=None, device="none",
@@ -88,7 +89,7 @@ async def serving(
     ):
         parts = Parts(
             info, pair, classify, launch, text, encoder or Letters(), decode, lambda i: f"{i},",
-            ends, Limits(32, LENGTH, flights), admission, grammars or NoGrammars(),
+            ends, Limits(32, LENGTH, flights, caching), admission, grammars or NoGrammars(),
             compiling,
         )  # fmt: skip
         supervisor = Supervisor(parts)
@@ -122,6 +123,19 @@ def end_of(events, index: int = 0) -> Ended:
     return end
 
 
+def answer_of(events) -> tuple:
+    """All that a client sees but how it was cut into deltas and where drafts came from."""
+    deltas = [event for event in events if isinstance(event, Delta)]
+    end = end_of(events)
+    return (
+        "".join(delta.text for delta in deltas),
+        [token for delta in deltas for token in delta.tokens],
+        [row for delta in deltas for row in delta.logprobs],
+        [row for delta in deltas for row in delta.prompt_logprobs],
+        (end.reason, end.error, end.usage.prompt_tokens, end.usage.completion_tokens),
+    )
+
+
 async def ready(engine: Engine) -> None:
     """The engine takes requests again."""
     for _ in range(2000):
@@ -132,12 +146,13 @@ async def ready(engine: Engine) -> None:
 
 
 async def settled(engine: Engine) -> dict[str, int]:
-    """Block counts once nothing is open."""
+    """Block counts once nothing is open: every block is free or cached."""
     await asyncio.wait_for(engine.drained(), 10)
     for _ in range(200):
         inspection = await engine.inspect()
         assert inspection.problems == ()
-        if inspection.blocks["fenced"] == 0:
-            return inspection.blocks
+        blocks = inspection.blocks
+        if blocks["free"] + blocks["cached"] == blocks["total"]:
+            return blocks
         await asyncio.sleep(0.005)
-    raise AssertionError("blocks stay fenced")
+    raise AssertionError("blocks stay held or fenced")

@@ -57,7 +57,7 @@ async def test_sixteen_staggered_requests_answer_as_alone(flights):
             assert end.usage.speculation.drafted >= end.usage.speculation.accepted
 
         await asyncio.gather(*(one(i) for i in range(16)))
-        assert (await settled(engine))["free"] == BLOCKS
+        assert (await settled(engine))["total"] == BLOCKS
         assert max(len(plan.rows) for plan in pair.steps) > 1
 
 
@@ -170,7 +170,7 @@ async def test_leaving_at_any_moment_returns_every_block(moment, how):
             end = rest[-1]
             assert isinstance(end, Refused) if moment == "at once" else end.reason == "cancelled"
         await asyncio.gather(*mates)
-        assert (await settled(engine))["free"] == BLOCKS
+        assert (await settled(engine))["total"] == BLOCKS
         assert engine.open_requests == 0
         assert not engine.abandon("leaver", "delete")
 
@@ -193,7 +193,7 @@ async def test_a_failing_row_ends_one_stream_and_no_other():
     for i in (0, 2):
         want = expected(Letters().encode("hello"), i, 20, frozenset({END}))
         assert text_of(answers[i]) == decode(want)
-    assert pool["free"] == BLOCKS
+    assert pool["total"] == BLOCKS
 
 
 async def test_an_actors_bug_ends_open_streams_once_and_the_server_goes_on(monkeypatch):
@@ -214,7 +214,7 @@ async def test_an_actors_bug_ends_open_streams_once_and_the_server_goes_on(monke
         again = await read(engine, ask("again"))
         want = expected(Letters().encode("hello"), 5, 20, frozenset({END}))
         assert text_of(again) == decode(want)
-        assert (await settled(engine))["free"] == BLOCKS
+        assert (await settled(engine))["total"] == BLOCKS
         assert not supervisor.failed.done()
 
 

@@ -88,7 +88,7 @@ async def test_whatever_a_request_asks_for_it_gets_what_a_slow_reading_gives(fli
         # one after the other in the order of admission, which is that of the lines
         for first in range(0, len(lines), 10):
             await asyncio.gather(*(one(i) for i in range(first, first + 10)))
-        assert (await settled(supervisor.engine))["free"] == BLOCKS
+        assert (await settled(supervisor.engine))["total"] == BLOCKS
 
 
 async def test_a_reader_that_is_late_still_gets_a_token_in_each_delta():
@@ -142,7 +142,7 @@ async def test_the_prompt_alone_may_be_asked_for():
         assert [delta.tokens for delta in deltas_of(events) if delta.tokens] == []
         end = end_of(events)
         assert (end.reason, end.usage.completion_tokens) == ("length", 0)
-        assert (await settled(supervisor.engine))["free"] == BLOCKS
+        assert (await settled(supervisor.engine))["total"] == BLOCKS
 
 
 async def test_a_stop_string_found_in_the_last_half_character_still_counts():

@@ -3,90 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning import ENDS, Harness
 
-from paceline.actors.messages import Admit, Verdict
-from paceline.actors.planner import STEP_FAILED, Limits, Planner
-from paceline.actors.sequence import Sequence
-from paceline.kv.ledger import Ledger
-from paceline.spec.judge import Bounds, Judge
-from paceline.spec.pacing import Pace
-from paceline.spec.params import SamplingParams
-from paceline.spec.plan import StepFailed, StepPlan
-from support.scripted import END, ScriptedPair, expected
-
-ENDS = frozenset({END})
-
-
-class Harness:
-    """Planner, judge and scripted pair, driven step by step with a queue of flights."""
-
-    def __init__(self, blocks: int, block_size: int, slots: int, limits: Limits, **pair: object):
-        self.ledger = Ledger(blocks, block_size, slots)
-        self.planner = Planner(self.ledger, limits)
-        self.pair = ScriptedPair(block_size, **pair)
-        self.judge = Judge()
-        self.air: deque[tuple[StepPlan, Verdict]] = deque()
-        self.answers: dict[int, list[int]] = {}
-        self.reasons: dict[int, str] = {}
-        self.errors: dict[int, str | None] = {}
-
-    def add(self, seq: int, prompt: list[int], seed: int, max_tokens: int, k: int) -> None:
-        params = SamplingParams(seed=seed, max_tokens=max_tokens)
-        admit = Admit(seq, f"r{seq}", 0, tuple(prompt), params, "ngram" if k else None, k)
-        self.judge.open(seq, Bounds(ENDS, max_tokens), Pace(k))
-        self.planner.add(Sequence.of(admit))
-
-    def cancel(self, seq: int) -> None:
-        closed = self.planner.close(seq, "cancelled")
-        self.judge.close(seq)
-        if closed:
-            self._note([closed])
-
-    def launch(self) -> bool:
-        plan = self.planner.plan()
-        if plan is None:
-            return False
-        assert sum(r.count + r.draft for r in plan.rows) <= self.planner.limits.step_tokens
-        try:
-            done = self.pair.launch(plan).land()
-        except AssertionError:
-            raise
-        except Exception as error:
-            kind = "memory" if isinstance(error, MemoryError) else "step"
-            verdict = Verdict(plan.step, failure=StepFailed(plan.step, str(error), kind))
-        else:
-            rows = (self.judge.judge(row) for row in done.rows)
-            verdict = Verdict(plan.step, tuple(r for r in rows if r is not None))
-        self.air.append((plan, verdict))
-        return True
-
-    def land(self) -> None:
-        _, verdict = self.air.popleft()
-        self._note(self.planner.land(verdict))
-        assert self.ledger.check() == []
-
-    def _note(self, closed_list) -> None:
-        for closed in closed_list:
-            seq = closed.sequence
-            assert seq.seq not in self.reasons, "a sequence closed twice"
-            self.answers[seq.seq] = seq.tokens[seq.prompt_tokens :]
-            self.reasons[seq.seq] = closed.reason
-            self.errors[seq.seq] = closed.error
-
-    def drain(self, steps: int = 5000) -> None:
-        for _ in range(steps):
-            while self.launch():
-                pass
-            if not self.air:
-                return
-            self.land()
-        raise AssertionError("the schedule does not come to an end")
-
+from paceline.actors.planner import STEP_FAILED, Limits
+from paceline.spec.plan import StepPlan
+from support.scripted import expected
 
 arrivals = st.lists(
     st.tuples(
@@ -143,7 +68,7 @@ def test_any_schedule_gives_the_same_tokens_and_returns_every_block(
     h.drain()
     assert h.planner.idle
     counts = h.ledger.counts()
-    assert counts["free"] == counts["total"]
+    assert counts["free"] + counts["cached"] == counts["total"]
     for seq, (prompt, seed, max_tokens, *_rest) in plan.items():
         want = expected(prompt, seed, max_tokens, ENDS)
         if h.reasons[seq] in ("cancelled", "error"):
@@ -184,7 +109,7 @@ def test_a_sequence_opens_again_with_its_prompt_told_from_its_output():
         for opening in plan.openings:
             assert (opening.prompt, opening.reported) == (8, furthest[opening.seq])
             opened_again += len(opening.tokens) > 8
-            computed[opening.seq] = 0
+            computed[opening.seq] = opening.cached
         for row in plan.rows:
             computed[row.seq] += row.count
             furthest[row.seq] = max(furthest[row.seq], computed[row.seq])
@@ -230,7 +155,7 @@ def test_a_row_that_always_fails_ends_alone(flights):
     assert h.errors[1] == STEP_FAILED
     for seq in (0, 2):
         assert h.answers[seq] == expected([7 + seq] * 5, seq + 21, 12, ENDS)
-    assert h.ledger.counts()["free"] == 60
+    assert h.ledger.available_blocks == 60
 
 
 def test_out_of_memory_runs_fewer_rows_and_loses_none():

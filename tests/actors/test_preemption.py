@@ -10,9 +10,9 @@ from random import Random
 import msgspec
 import pytest
 import torch
-from acting import end_of, read, serving, settled
+from acting import answer_of, read, serving, settled
 
-from paceline.actors.messages import Delta, Submit, TokenPrompt
+from paceline.actors.messages import Submit, TokenPrompt
 from paceline.spec.params import SamplingParams, Speculation
 from support.tiny_pair import BLOCK_SIZE, ENDS, VOCAB, Models, save_models
 
@@ -48,19 +48,6 @@ def params_of(random: Random, i: int) -> SamplingParams:
     )
 
 
-def answer_of(events) -> tuple:
-    """All that a client sees but how it was cut into deltas and where drafts came from."""
-    deltas = [event for event in events if isinstance(event, Delta)]
-    end = end_of(events)
-    return (
-        "".join(delta.text for delta in deltas),
-        [token for delta in deltas for token in delta.tokens],
-        [row for delta in deltas for row in delta.logprobs],
-        [row for delta in deltas for row in delta.prompt_logprobs],
-        (end.reason, end.error, end.usage.prompt_tokens, end.usage.completion_tokens),
-    )
-
-
 def submit(i: int, params: SamplingParams, speculation: Speculation) -> Submit:
     random = Random(100 + i)
     words = [random.randrange(3, VOCAB) for _ in range(2 + 3 * i)]
@@ -85,6 +72,6 @@ async def test_who_gave_way_answers_as_if_alone(models, flights):
         engine = supervisor.engine
         submits = [submit(i, params, HOW[i % len(HOW)]) for i, params in enumerate(asked)]
         together = await asyncio.gather(*(read(engine, one) for one in submits))
-        assert (await settled(engine))["free"] == TIGHT
+        assert (await settled(engine))["total"] == TIGHT
         assert engine.metrics.registry.get_sample_value("paceline:num_preemptions_total")
     assert [answer_of(events) for events in together] == alone

@@ -33,6 +33,7 @@ VALUES = {
     "block_size": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
     "kv_memory": st.just("auto") | st.integers(1, 1 << 50),
     "memory_utilization": st.floats(0.01, 1.0),
+    "enable_prefix_caching": st.booleans(),
     "host": words,
     "port": st.integers(0, 65535),
     "max_queued_requests": st.integers(0, 1 << 20),

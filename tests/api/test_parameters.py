@@ -29,6 +29,7 @@ SAME = {
     "max_tokens": 9,
     "ignore_eos": True,
     "prompt_logprobs": 20,
+    "cache_salt": "é" * 128,
 }
 DIFFERENT = [
     ({"max_completion_tokens": 9}, {"max_tokens": 9}),

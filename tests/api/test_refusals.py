@@ -73,6 +73,8 @@ ANYWHERE = [
     ({"speculation": {"speed": 1}}, "speculation.speed"),
     ({"speculation": {"accept": "maybe"}}, "speculation.accept"),
     ({"speculation": {"memory": 1}}, "speculation.memory"),
+    ({"cache_salt": 1}, "cache_salt"),
+    ({"cache_salt": "a" * 129}, "cache_salt"),
     ({"speculation": {"salt": 1}}, "speculation.salt"),
     ({"speculation": {"salt": "a" * 129}}, "speculation.salt"),
     ({"typical_p": 0}, "typical_p"),

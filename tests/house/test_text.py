@@ -45,4 +45,6 @@ def test_the_readme_lists_every_setting_as_it_is(house):
     listed = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in rows}
     for name, field in Settings.model_fields.items():
         default = "none" if field.default is None else str(field.default)
+        if isinstance(field.default, bool):
+            default = default.lower()
         assert listed.get(name) == [default, field.description]

@@ -65,12 +65,88 @@ def test_a_block_twice_in_one_table():
 
 def test_a_block_freed_while_a_step_may_still_write_it():
     ledger = busy()
-    ledger.pool.free([5], BlockState.FENCED)
+    ledger.pool.drop([5], BlockState.FENCED)
     expect(
         ledger,
         ("block 5", "2 owners", "the free list", "sequence 3 behind the fence of step 9"),
         ("block 5", "0 references, not 1"),
+        ("block 5", "0 fences, not 1"),
     )
+
+
+def sharing() -> Ledger:
+    """As `busy`, and sequence 4 shares block 0 with sequence 1; block 7 is cached."""
+    ledger = busy()
+    ledger.publish(1, [b"0"], 0)
+    ledger.open(4)
+    ledger.grow(4, 4)
+    ledger.publish(4, [b"7"], 0)
+    ledger.release(4, None)
+    ledger.open(4)
+    ledger.share(4, [0])
+    assert ledger.check() == []
+    return ledger
+
+
+def test_a_shared_block_that_lost_its_key():
+    ledger = sharing()
+    del ledger.pool.prefixes.blocks[ledger.pool.prefixes.keys.pop(0)]
+    expect(ledger, ("block 0", "2 owners", "sequence 1 and sequence 4"))
+
+
+def test_a_cached_block_that_lost_its_key():
+    ledger = sharing()
+    del ledger.pool.prefixes.blocks[ledger.pool.prefixes.keys.pop(7)]
+    expect(ledger, ("block 7", "no key", "the prefix cache"))
+
+
+def test_a_free_block_with_a_key():
+    ledger = sharing()
+    ledger.pool.prefixes.bind(9, b"9")
+    expect(ledger, ("block 9", "has a key", "the free list"))
+
+
+def test_a_cached_block_that_is_lost():
+    ledger = sharing()
+    ledger.pool.prefixes.idle.pop(7)
+    expect(ledger, ("block 7", "lost", "CACHED"))
+
+
+def test_a_cached_block_that_somebody_holds():
+    ledger = sharing()
+    ledger.pool.prefixes.idle[0] = None
+    expect(ledger, ("block 0", "3 owners", "the prefix cache", "sequence 1", "sequence 4"))
+
+
+def test_a_shared_block_twice_in_one_table():
+    ledger = sharing()
+    ledger.lease(4).blocks.append(0)
+    ledger.pool.refs[0] = 3
+    expect(ledger, ("block 0", "3 owners", "sequence 4 and sequence 4"))
+
+
+def test_a_shared_block_without_a_reference_of_one_of_its_owners():
+    ledger = sharing()
+    ledger.pool.refs[0] = 1
+    expect(ledger, ("block 0", "1 references, not 2", "sequence 1 and sequence 4"))
+
+
+def test_a_fence_that_is_not_counted():
+    ledger = busy()
+    ledger.pool.fences[6] = 0
+    expect(ledger, ("block 6", "0 fences, not 1", "step 9"))
+
+
+def test_a_key_that_stands_for_another_block():
+    ledger = sharing()
+    ledger.pool.prefixes.blocks[b"7"] = 0
+    expect(ledger, ("block 7", "key that stands for block 0"))
+
+
+def test_a_key_without_a_block():
+    ledger = sharing()
+    ledger.pool.prefixes.blocks[b"x"] = 3
+    expect(ledger, ("3 keys", "2 blocks"))
 
 
 @pytest.mark.parametrize(("block", "owner"), [(1, "sequence 1"), (6, "step 9"), (9, "free list")])

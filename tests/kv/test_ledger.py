@@ -80,12 +80,12 @@ def test_release_behind_a_fence_waits_for_that_step_and_no_other():
         ledger.grow(seq, 8)
         ledger.release(seq, fence)
     assert counts(ledger) == (4, 0, 4)
-    assert (ledger.free_blocks, ledger.free_slots) == (4, 0)
+    assert (ledger.available_blocks, ledger.free_slots) == (4, 0)
     ledger.land(5)
     assert counts(ledger) == (4, 0, 4)
     ledger.land(6)
     assert counts(ledger) == (6, 0, 2)
-    assert (ledger.free_blocks, ledger.free_slots) == (6, 1)
+    assert (ledger.available_blocks, ledger.free_slots) == (6, 1)
     ledger.land(7)
     assert counts(ledger) == (8, 0, 0)
     assert ledger.free_slots == 2
@@ -157,15 +157,15 @@ def test_misuse_is_an_assertion_with_a_sentence(misuse, sentence):
         misuse(ledger)
 
 
-def test_the_pool_refuses_to_free_what_is_free_or_to_fence_what_is_not_held():
+def test_the_pool_refuses_to_drop_what_is_free_or_to_fence_what_is_not_held():
     pool = BlockPool(4)
     taken = pool.take(2)
     pool.fence(taken)
-    with pytest.raises(AssertionError, match=f"block {taken[0]} should be HELD but is FENCED"):
+    with pytest.raises(AssertionError, match=f"block {taken[0]} cannot be fenced: it is FENCED"):
         pool.fence(taken)
-    pool.free(taken, BlockState.FENCED)
-    with pytest.raises(AssertionError, match=f"block {taken[0]} cannot be freed: it is FREE"):
-        pool.free(taken, BlockState.HELD)
+    pool.drop(taken, BlockState.FENCED)
+    with pytest.raises(AssertionError, match=f"block {taken[1]} cannot be dropped: it is FREE"):
+        pool.drop(taken, BlockState.HELD)
 
 
 def test_an_empty_pool_is_sound_and_gives_nothing():

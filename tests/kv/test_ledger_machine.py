@@ -1,4 +1,4 @@
-"""The ledger against a slow model that keeps one owner per block and searches for everything.
+"""The ledger against a slow model that keeps tables, fences and keys, and searches for everything.
 
 Each rule is one call. After each call all of the ledger's public numbers are compared with the
 model's, and `check()` must find nothing.
@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.kv.ledger import Ledger
 
 SEQS = range(8)
+KEYS = [bytes([i]) for i in range(24)]
 
 
 def anything_open(machine: "LedgerMachine") -> bool:
@@ -21,6 +22,14 @@ def anything_owned(machine: "LedgerMachine") -> bool:
     return any(machine.slot_owner)
 
 
+def anything_filled(machine: "LedgerMachine") -> bool:
+    return any(machine.tables.values())
+
+
+def anything_to_share(machine: "LedgerMachine") -> bool:
+    return bool(machine.keys) and not all(machine.tables.values())
+
+
 class LedgerMachine(RuleBasedStateMachine):
     @initialize(
         total=st.integers(0, 40), block_size=st.sampled_from([1, 4, 16]), slots=st.integers(1, 6)
@@ -28,13 +37,32 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, total: int, block_size: int, slots: int) -> None:
         self.ledger = Ledger(total, block_size, slots)
         self.block_size = block_size
+        self.total = total
         # An owner is None (free), ("held", seq) or ("fenced", step).
-        self.block_owner: list[tuple[str, int] | None] = [None] * total
         self.slot_owner: list[tuple[str, int] | None] = [None] * slots
         self.tables: dict[int, list[int]] = {}
+        self.fences: list[tuple[int, list[int]]] = []
+        self.keys: dict[int, bytes] = {}
+        self.idle: list[int] = []
         self.landed = -1
         self.peak = 0
         self.touched: set[int] = set()
+
+    def state(self, block: int) -> str:
+        if any(block in table for table in self.tables.values()):
+            return "held"
+        if any(block in table for _, table in self.fences):
+            return "fenced"
+        return "cached" if block in self.idle else "free"
+
+    def states(self) -> list[str]:
+        return [self.state(block) for block in range(self.total)]
+
+    def forsake(self, blocks: list[int]) -> None:
+        """The table with these blocks is gone: those with keys are idle, the last one longest."""
+        for block in reversed(blocks):
+            if self.state(block) == "free" and block in self.keys:
+                self.idle.append(block)
 
     @rule(data=st.data())
     def open(self, data: st.DataObject) -> None:
@@ -57,18 +85,46 @@ class LedgerMachine(RuleBasedStateMachine):
         missing = 0
         while (len(table) + missing) * self.block_size < tokens:
             missing += 1
+        free = self.states().count("free")
         added = self.ledger.grow(seq, tokens)
-        if missing > self.block_owner.count(None):
+        if missing > free + len(self.idle):
             assert added is None
             return
-        assert len(added) == missing
-        for block in added:
-            assert self.block_owner[block] is None, "a block in use was handed out"
-            self.block_owner[block] = ("held", seq)
+        assert len(added) == len(set(added)) == missing
+        evicted = max(0, missing - free)
+        assert list(added[missing - evicted :]) == self.idle[:evicted], "not the longest idle"
+        for block in self.idle[:evicted]:
+            del self.keys[block]
+        del self.idle[:evicted]
+        assert all(self.state(block) == "free" for block in added), "a block in use was handed out"
         table.extend(added)
         self.touched.update(added)
-        used = len(self.block_owner) - self.block_owner.count(None)
-        self.peak = max(self.peak, used)
+        self.peak = max(self.peak, self.total - self.states().count("free"))
+
+    @precondition(anything_filled)
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def publish(self, data: st.DataObject, key: bytes) -> None:
+        seq = data.draw(st.sampled_from([seq for seq, table in self.tables.items() if table]))
+        first = data.draw(st.integers(0, len(self.tables[seq]) - 1))
+        self.ledger.publish(seq, [key], first)
+        block = self.tables[seq][first]
+        if key not in self.keys.values():
+            self.keys.setdefault(block, key)
+
+    @precondition(anything_to_share)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from([seq for seq, table in self.tables.items() if not table]))
+        wanted = data.draw(st.lists(st.sampled_from(sorted(self.keys)), unique=True, min_size=1))
+        unknown = [key for key in KEYS if key not in self.keys.values()]
+        chain = [self.keys[block] for block in wanted] + unknown
+        either = data.draw(st.permutations([chain, (unknown[:1] or [b"?"]) * len(chain)]))
+        found = self.ledger.find(*either)
+        assert found == wanted
+        assert self.ledger.idle_among(found) == len(set(found) & set(self.idle))
+        self.ledger.share(seq, found)
+        self.tables[seq].extend(found)
+        self.idle = [block for block in self.idle if block not in found]
 
     @precondition(anything_open)
     @rule(data=st.data(), ahead=st.one_of(st.none(), st.integers(-3, 4)))
@@ -76,38 +132,44 @@ class LedgerMachine(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(list(self.tables)))
         fence = None if ahead is None else self.landed + ahead
         self.ledger.release(seq, fence)
-        after = ("fenced", fence) if fence is not None and fence > self.landed else None
-        self._replace(lambda owner: owner == ("held", seq), after)
-        del self.tables[seq]
+        waits = fence is not None and fence > self.landed
+        table = self.tables.pop(seq)
+        if waits:
+            self.fences.append((fence, table))
+        else:
+            self.forsake(table)
+        slot = self.slot_owner.index(("held", seq))
+        self.slot_owner[slot] = ("fenced", fence) if waits else None
 
     @precondition(anything_owned)
     @rule(steps=st.integers(1, 3))
     def land(self, steps: int) -> None:
         self.landed += steps
         self.ledger.land(self.landed)
-        self._replace(lambda owner: owner[0] == "fenced" and owner[1] <= self.landed, None)
-
-    def _replace(self, which, after) -> None:
-        for owners in (self.block_owner, self.slot_owner):
-            owners[:] = [after if x is not None and which(x) else x for x in owners]
+        for fence in [fence for fence in self.fences if fence[0] <= self.landed]:
+            self.fences.remove(fence)
+            self.forsake(fence[1])
+        self.slot_owner = [
+            None if owner and owner[0] == "fenced" and owner[1] <= self.landed else owner
+            for owner in self.slot_owner
+        ]
 
     @invariant()
     def the_ledger_agrees_with_the_model(self) -> None:
         if not hasattr(self, "ledger"):
             return
-        kinds = [owner[0] if owner else "free" for owner in self.block_owner]
+        states = self.states()
         assert self.ledger.counts() == {
-            "total": len(kinds),
-            "free": kinds.count("free"),
-            "cached": 0,
-            "held": kinds.count("held"),
-            "fenced": kinds.count("fenced"),
+            "total": self.total,
+            **{state: states.count(state) for state in ("free", "cached", "held", "fenced")},
         }
-        assert self.ledger.free_blocks == kinds.count("free")
+        assert self.ledger.available_blocks == states.count("free") + states.count("cached")
         assert self.ledger.free_slots == self.slot_owner.count(None)
         for seq, table in self.tables.items():
             assert self.ledger.lease(seq).blocks == table
             assert self.slot_owner[self.ledger.lease(seq).slot] == ("held", seq)
+        for block, key in self.keys.items():
+            assert self.ledger.find([key]) == [block]
         assert self.ledger.check() == []
 
     @invariant()
@@ -121,14 +183,14 @@ class LedgerMachine(RuleBasedStateMachine):
         for offset, seq in enumerate(list(self.tables)):
             self.ledger.release(seq, self.landed + offset)
         self.ledger.land(self.landed + 10)
-        total = len(self.block_owner)
-        expected = {"total": total, "free": total, "cached": 0, "held": 0, "fenced": 0}
-        assert self.ledger.counts() == expected
+        cached = len(self.keys)
+        expected = {"total": self.total, "free": self.total - cached, "cached": cached}
+        assert self.ledger.counts() == {**expected, "held": 0, "fenced": 0}
         assert self.ledger.free_slots == len(self.slot_owner)
         assert self.ledger.check() == []
 
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True
+    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True
 )

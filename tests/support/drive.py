@@ -15,13 +15,20 @@ from paceline.spec.plan import Opening, Pair, Row, RowDone, StepDone, StepPlan, 
 
 @dataclass
 class Job:
-    """A sequence to run until it has `length` tokens, prompt included."""
+    """A sequence to run until it has `length` tokens, prompt included.
+
+    given: blocks of another sequence that hold the beginning of this one. keeps: its own blocks
+    are left to such others in the end, as `kept`.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     length: int
     method: Method | None = None
     k: int = 0
+    given: tuple[int, ...] = ()
+    keeps: bool = False
+    kept: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -126,6 +133,7 @@ class Driver:
                         job.method,
                         prompt=len(job.prompt),
                         reported=job.reported,
+                        cached=job.computed,
                     )
                 )
             job.delivered = len(job.blocks)
@@ -199,6 +207,8 @@ class Driver:
             if job.slot is None and not job.done and self.free_slots:
                 job.slot = self.free_slots.pop()
                 job.delivered = None
+                job.blocks = list(job.given)
+                job.computed = len(job.given) * self.block_size
 
     def _preempt(self) -> None:
         for job in self.jobs.values():
@@ -209,6 +219,9 @@ class Driver:
     def _release(self, job: Job) -> None:
         assert job.slot is not None
         self.free_slots.append(job.slot)
-        self.free_blocks += job.blocks
+        if job.keeps and job.done:
+            job.kept = tuple(job.blocks)
+        else:
+            self.free_blocks += job.blocks[len(job.given) :]
         job.reported = max(job.reported, job.computed)
         job.slot, job.blocks, job.computed, job.delivered = None, [], 0, None

@@ -6,6 +6,7 @@ It keeps the books a real pair keeps and asserts what a real pair relies on.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,6 +40,14 @@ class _Slot:
     tokens: list[int]
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+
+    def mark(self, index: int) -> int:
+        """What KV of the token at `index` may be used for: salt and tokens up to it."""
+        for token in self.tokens[len(self.marks) :]:
+            before = self.marks[-1] if self.marks else self.opening.params.cache_salt
+            self.marks.append(hash((before, token)))
+        return self.marks[index]
 
 
 @dataclass
@@ -50,7 +59,8 @@ class _Landed:
 
 
 class ScriptedPair:
-    """Implements `spec.plan.Pair`. `fault(plan)` may raise; `delay` seconds are slept a step."""
+    """Implements `spec.plan.Pair`. cells: what the KV in each place of a block is made of, and
+    whether the draft's is there too. `fault(plan)` may raise; `delay` seconds are slept a step."""
 
     def __init__(
         self,
@@ -63,35 +73,62 @@ class ScriptedPair:
         self.fault = fault
         self.delay = delay
         self.slots: dict[int, _Slot] = {}
+        self.cells: dict[tuple[int, int], tuple[int, bool]] = {}
         self.steps: list[StepPlan] = []
         self.resets = 0
+        self.computed_tokens = 0
 
     def launch(self, plan: StepPlan) -> _Landed:
         self.steps.append(plan)
         for opening in plan.openings:
-            self.slots[opening.slot] = _Slot(opening, list(opening.tokens))
+            assert opening.cached % self.block_size == 0
+            assert opening.cached < len(opening.tokens), "nothing is left to compute"
+            self.slots[opening.slot] = _Slot(opening, list(opening.tokens), opening.cached)
         for row in plan.rows:
             self.slots[row.slot].blocks.extend(row.blocks)
         time.sleep(self.delay)
         self.fault(plan)
-        self._no_block_twice(plan)
+        self._no_block_written_and_shared(plan)
         results = [self._compute(row) for row in plan.rows]
         for row, result in zip(plan.rows, results, strict=True):
             slot = self.slots[row.slot]
-            slot.computed += row.count + result.accepted
             slot.tokens.extend(result.tokens)
+            self._write(slot, slot.computed + row.count + result.accepted)
         return _Landed(StepDone(plan.step, tuple(results), StepTimes(forward=self.delay)))
 
     def reset(self) -> None:
         self.slots.clear()
+        self.cells.clear()
         self.resets += 1
 
-    def _no_block_twice(self, plan: StepPlan) -> None:
-        owned = [block for row in plan.rows for block in self.slots[row.slot].blocks]
-        assert len(owned) == len(set(owned)), "a block belongs to two sequences of one step"
+    def _no_block_written_and_shared(self, plan: StepPlan) -> None:
+        slots = [self.slots[row.slot] for row in plan.rows]
+        read = [slot.computed // self.block_size for slot in slots]
+        tables = [slot.blocks for slot in slots]
+        uses = Counter(block for table in tables for block in table)
+        for first, table in zip(read, tables, strict=True):
+            assert len(set(table)) == len(table), "a block stands twice in one table"
+            assert all(uses[block] == 1 for block in table[first:]), "a shared block is written"
+
+    def _write(self, slot: _Slot, end: int) -> None:
+        """KV of the tokens up to `end`; the draft's, if a model drafts, is a step behind."""
+        drafted = slot.opening.method == "draft"
+        for index in range(slot.computed):
+            mark, complete = self.cells[self._cell(slot, index)]
+            assert mark == slot.mark(index), "a block holds the KV of other tokens"
+            if drafted:
+                assert complete or index >= slot.opening.cached, "a block lacks the draft's KV"
+                self.cells[self._cell(slot, index)] = (mark, True)
+        for index in range(slot.computed, end):
+            self.cells[self._cell(slot, index)] = (slot.mark(index), False)
+        slot.computed = end
+
+    def _cell(self, slot: _Slot, index: int) -> tuple[int, int]:
+        return slot.blocks[index // self.block_size], index % self.block_size
 
     def _compute(self, row: Row) -> RowDone:
         slot = self.slots[row.slot]
+        self.computed_tokens += row.count
         assert slot.opening.seq == row.seq, "the slot holds another sequence"
         reach = slot.computed + row.count
         assert reach <= len(slot.tokens), "a row runs past the known tokens"

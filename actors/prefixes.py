@@ -1,0 +1,89 @@
+"""What sequences find in the prefix cache, and what they leave there.
+
+Part of the planner: pure, and as ignorant of token values as of tensors; the keys of blocks are
+all that stands for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from ..kv.ledger import Ledger
+from ..kv.prefix import Chain
+from .sequence import Sequence
+
+
+class Prefixes:
+    """Looks up, starts and publishes for the planner's sequences. Without `caching` nothing is
+    ever found.
+
+    A block that a draft model's sequence has computed holds the draft's KV too and goes by a key of
+    another root. Sequences without such a draft take either kind, those with one only theirs.
+    queries, hits: prompt tokens that were looked up, and found.
+    """
+
+    def __init__(self, ledger: Ledger, caching: bool) -> None:
+        self._ledger = ledger
+        self._caching = caching
+        self.queries = 0
+        self.hits = 0
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """Blocks that the sequence may start with. At least one of its tokens is left to compute,
+        and all of them where each row of the prompt is asked for."""
+        if not self._reads(sequence):
+            return []
+        self._cover(sequence)
+        most = self._most(sequence)
+        return self._ledger.find(*(chain.keys[:most] for chain in sequence.chains))
+
+    def arriving(self, sequence: Sequence, found: int, pending: Container[bytes]) -> bool:
+        """Whether the block behind those `found` is among the `pending` ones of what runs: then
+        the sequence awaits it.
+
+        It ends: what runs publishes its known tokens within a few steps, or runs no more.
+        """
+        if not self._reads(sequence) or found >= self._most(sequence):
+            return False
+        keys = (chain.keys[found] for chain in sequence.chains)
+        sequence.awaits = next((key for key in keys if key in pending), None)
+        return sequence.awaits is not None
+
+    def start(self, sequence: Sequence, found: list[int]) -> None:
+        """The sequence, whose lease has just been opened, starts with the blocks found."""
+        if self._caching:
+            self._cover(sequence)
+        self._ledger.share(sequence.seq, found)
+        cached = len(found) * self._ledger.block_size
+        if sequence.cached is None and self._reads(sequence):
+            self.queries += sequence.prompt_tokens
+            self.hits += cached
+        sequence.start(cached, len(found))
+
+    def publish(self, sequence: Sequence, before: int) -> None:
+        """A row of the sequence has landed, before which `before` tokens were computed.
+
+        What a draft model makes of a token may come a step later than the target's KV.
+        """
+        if not self._caching:
+            return
+        sequence.chains[0].cover(sequence.tokens)
+        upto = before if sequence.method == "draft" else sequence.computed
+        fresh = sequence.chains[0].keys[sequence.published : upto // self._ledger.block_size]
+        self._ledger.publish(sequence.seq, fresh, sequence.published)
+        sequence.published += len(fresh)
+
+    def _reads(self, sequence: Sequence) -> bool:
+        return self._caching and sequence.params.prompt_logprobs is None
+
+    def _most(self, sequence: Sequence) -> int:
+        return (len(sequence.tokens) - 1) // self._ledger.block_size
+
+    def _cover(self, sequence: Sequence) -> None:
+        """Bring the sequence's keys up to its tokens."""
+        if not sequence.chains:
+            roots = (True,) if sequence.method == "draft" else (False, True)
+            salt, size = sequence.params.cache_salt, self._ledger.block_size
+            sequence.chains = tuple(Chain(salt, drafted, size) for drafted in roots)
+        for chain in sequence.chains:
+            chain.cover(sequence.tokens)

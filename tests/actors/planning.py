@@ -1,0 +1,88 @@
+"""The planner, a judge and a scripted pair, driven step by step without actors."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paceline.actors.messages import Admit, Usage, Verdict
+from paceline.actors.planner import Limits, Planner
+from paceline.actors.sequence import Sequence
+from paceline.kv.ledger import Ledger
+from paceline.spec.judge import Bounds, Judge
+from paceline.spec.pacing import Pace
+from paceline.spec.params import Method, SamplingParams
+from paceline.spec.plan import StepFailed, StepPlan
+from support.scripted import END, ScriptedPair
+
+ENDS = frozenset({END})
+
+
+class Harness:
+    """Planner, judge and scripted pair, driven step by step with a queue of flights."""
+
+    def __init__(self, blocks: int, block_size: int, slots: int, limits: Limits, **pair: object):
+        self.ledger = Ledger(blocks, block_size, slots)
+        self.planner = Planner(self.ledger, limits)
+        self.pair = ScriptedPair(block_size, **pair)
+        self.judge = Judge()
+        self.air: deque[tuple[StepPlan, Verdict]] = deque()
+        self.answers: dict[int, list[int]] = {}
+        self.reasons: dict[int, str] = {}
+        self.errors: dict[int, str | None] = {}
+        self.usage: dict[int, Usage] = {}
+
+    def add(
+        self, seq: int, prompt: list[int], seed: int, max_tokens: int, k: int,
+        method: Method = "ngram", **more: object,
+    ) -> None:  # fmt: skip
+        params = SamplingParams(seed=seed, max_tokens=max_tokens, **more)
+        admit = Admit(seq, f"r{seq}", 0, tuple(prompt), params, method if k else None, k)
+        self.judge.open(seq, Bounds(ENDS, max_tokens), Pace(k))
+        self.planner.add(Sequence.of(admit))
+
+    def cancel(self, seq: int) -> None:
+        closed = self.planner.close(seq, "cancelled")
+        self.judge.close(seq)
+        if closed:
+            self._note([closed])
+
+    def launch(self) -> bool:
+        plan = self.planner.plan()
+        if plan is None:
+            return False
+        assert sum(r.count + r.draft for r in plan.rows) <= self.planner.limits.step_tokens
+        try:
+            done = self.pair.launch(plan).land()
+        except AssertionError:
+            raise
+        except Exception as error:
+            kind = "memory" if isinstance(error, MemoryError) else "step"
+            verdict = Verdict(plan.step, failure=StepFailed(plan.step, str(error), kind))
+        else:
+            rows = (self.judge.judge(row) for row in done.rows)
+            verdict = Verdict(plan.step, tuple(r for r in rows if r is not None))
+        self.air.append((plan, verdict))
+        return True
+
+    def land(self) -> None:
+        _, verdict = self.air.popleft()
+        self._note(self.planner.land(verdict))
+        assert self.ledger.check() == []
+
+    def _note(self, closed_list) -> None:
+        for closed in closed_list:
+            seq = closed.sequence
+            assert seq.seq not in self.reasons, "a sequence closed twice"
+            self.answers[seq.seq] = seq.tokens[seq.prompt_tokens :]
+            self.reasons[seq.seq] = closed.reason
+            self.errors[seq.seq] = closed.error
+            self.usage[seq.seq] = seq.usage()
+
+    def drain(self, steps: int = 5000) -> None:
+        for _ in range(steps):
+            while self.launch():
+                pass
+            if not self.air:
+                return
+            self.land()
+        raise AssertionError("the schedule does not come to an end")
