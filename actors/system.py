@@ -38,7 +38,7 @@ from ..spec.drafts import Draft, Origin, load_draft
 from ..spec.failure import classify
 from ..spec.grammar import Grammars
 from ..spec.ngram import NgramDrafter
-from ..spec.pacing import DEFAULT_K, MODEL_K
+from ..spec.pacing import DEFAULT_K, FREE_ROWS, MODEL_K, ModelPace
 from ..spec.pair import ModelPair
 from ..spec.params import Method
 from ..spec.suffix import SuffixDrafter
@@ -138,8 +138,8 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     if placed is not None:
         draft_caches = place(placed.kv)
         kv_bytes += allocated_bytes(draft_caches)
-        most = settings.num_speculative_tokens or MODEL_K
-        drafters["draft"] = placed.drafter(draft_caches, settings.block_size, most)
+        pace = ModelPace(settings.num_speculative_tokens or MODEL_K, FREE_ROWS[device.type])
+        drafters["draft"] = placed.drafter(draft_caches, settings.block_size, pace)
     pair = ModelPair(
         target,
         caches,

@@ -13,7 +13,7 @@ from ..models.decoder import Decoder
 from .batch import Feed, assemble
 from .drafter import Window
 from .model_drafter import ModelDrafter
-from .params import MAX_DRAFT
+from .pacing import EAGER, ModelPace
 from .slots import Slot
 
 
@@ -48,10 +48,10 @@ class DraftModel(ModelDrafter):
         caches: list[Tensor],
         block_size: int,
         vocab_size: int,
-        most: int = MAX_DRAFT,
+        pace: ModelPace = EAGER,
     ) -> None:
         ids = torch.arange(min(vocab_size, decoder.config.vocab_size), device=decoder.device)
-        super().__init__(caches, block_size, ids, vocab_size, most)
+        super().__init__(caches, block_size, ids, vocab_size, pace)
         self._decoder = decoder
         self._progress: dict[int, _Progress] = {}
 

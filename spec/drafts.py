@@ -26,16 +26,17 @@ from ..models.weights import load_weights
 from .draft_model import DraftModel
 from .drafter import Drafter
 from .head import HeadDrafter
+from .pacing import ModelPace
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedDraft:
     """A draft beside its target. kv: what it keeps of a token. drafter: makes the drafter of the
-    storage that `kv` asks for, the tokens per block, and the guesses of a step at most."""
+    storage that `kv` asks for, the tokens per block, and how far to guess."""
 
     kv: KvShape
     weight_bytes: int
-    drafter: Callable[[list[Tensor], int, int], Drafter]
+    drafter: Callable[[list[Tensor], int, ModelPace], Drafter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,8 @@ def _model_draft(directory: Path, config: ModelConfig, tensors: dict[str, Tensor
         far = replace(config, max_position=positions)
         own = Decoder(far, tensors, device=target.device, dtype=target.dtype)
 
-        def drafter(caches: list[Tensor], block_size: int, most: int) -> Drafter:
-            return DraftModel(own, caches, block_size, target.config.vocab_size, most)
+        def drafter(caches: list[Tensor], block_size: int, pace: ModelPace) -> Drafter:
+            return DraftModel(own, caches, block_size, target.config.vocab_size, pace)
 
         return PlacedDraft(_shape(config, target), own.weight_bytes, drafter)
 

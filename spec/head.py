@@ -19,7 +19,7 @@ from ..models.head import Head
 from .batch import Feed, assemble
 from .drafter import Window
 from .model_drafter import ModelDrafter
-from .params import MAX_DRAFT
+from .pacing import EAGER, ModelPace
 from .slots import Slot
 
 
@@ -47,9 +47,9 @@ class HeadDrafter(ModelDrafter):
     """Drafts with `head`, whose caches have as many blocks as the target's."""
 
     def __init__(
-        self, head: Head, caches: list[Tensor], block_size: int, most: int = MAX_DRAFT
+        self, head: Head, caches: list[Tensor], block_size: int, pace: ModelPace = EAGER
     ) -> None:
-        super().__init__(caches, block_size, head.target_ids, head.config.vocab_size, most)
+        super().__init__(caches, block_size, head.target_ids, head.config.vocab_size, pace)
         self.taps = head.config.taps
         self._head = head
         self._progress: dict[int, _Progress] = {}

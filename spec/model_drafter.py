@@ -20,7 +20,8 @@ from .batch import Feed
 from .candidates import guess
 from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
 from .drafter import Window
-from .params import MAX_DRAFT, Method
+from .pacing import ModelPace
+from .params import Method
 from .slots import Slot
 
 
@@ -37,22 +38,23 @@ class ModelDrafter(ABC):
         block_size: int,
         ids: Tensor,
         vocab_size: int,
-        most: int = MAX_DRAFT,
+        pace: ModelPace,
     ) -> None:
-        """ids: the tokens [D] that it can guess, of the target's `vocab_size`. most: guesses a
-        step, unless a request says how many."""
+        """ids: the tokens [D] that it can guess, of the target's `vocab_size`. pace: how far it
+        guesses, unless a request says how far."""
         self._caches = caches
         self._block_size = block_size
         self._ids = ids
         self._vocab_size = vocab_size
-        self._most = most
+        self._pace = pace
         self._sick: set[int] = set()
 
     def open(self, slot: Slot) -> None:
         self._sick.discard(slot.index)
 
     def propose(self, windows: Sequence[Window]) -> list[list[int]]:
-        windows = [self._limited(window) for window in windows]
+        limit = self._pace.limit(sum(1 for window in windows if window.k))
+        windows = [_limited(window, limit) for window in windows]
         drafts: list[list[int]] = [[] for _ in windows]
         healthy = [i for i, w in enumerate(windows) if w.slot.index not in self._sick]
         lags = {i: self._lag(windows[i]) for i in healthy}
@@ -89,10 +91,6 @@ class ModelDrafter(ABC):
                 self._land(windows[i], drafts[i])
         return drafts
 
-    def _limited(self, window: Window) -> Window:
-        asked = window.slot.params.speculation.k
-        return window if asked is not None else replace(window, k=min(window.k, self._most))
-
     @abstractmethod
     def _lag(self, window: Window) -> Feed:
         """The known tokens to feed first: those without KV, and the last one anyway if a guess is
@@ -122,6 +120,11 @@ class ModelDrafter(ABC):
         draft.clear()
         if window.odds is not None:
             window.odds.clear()
+
+
+def _limited(window: Window, limit: int) -> Window:
+    asked = window.slot.params.speculation.k
+    return window if asked is not None else replace(window, k=min(window.k, limit))
 
 
 def append_guesses(

@@ -24,7 +24,7 @@ from paceline.models.weights import INDEX, WEIGHTS, load_weights
 from paceline.spec.batch import Feed, assemble
 from paceline.spec.drafts import Origin, load_draft
 from paceline.spec.head import HeadDrafter
-from paceline.spec.params import MAX_DRAFT
+from paceline.spec.pacing import EAGER
 from support.dense_head import DenseHead
 from support.tiny_heads import (
     change_config,
@@ -93,7 +93,7 @@ class Target:
         draft = load_draft(directory, Origin(self.directory, self.config, self.weights, no_codec))
         placed = draft.place(self.decoder)
         caches = allocate(placed.kv, BLOCKS, BLOCK_SIZE, self.decoder.dtype, "cpu")
-        drafter = placed.drafter(caches, BLOCK_SIZE, MAX_DRAFT)
+        drafter = placed.drafter(caches, BLOCK_SIZE, EAGER)
         assert isinstance(drafter, HeadDrafter)
         return drafter
 
