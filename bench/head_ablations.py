@@ -50,7 +50,7 @@ class Variant:
 def variants(plan: Plan) -> Iterator[Variant]:
     base = Variant("as it is", plan)
     yield base
-    yield replace(base, name="a quarter of the data, four times", lessons=0.25)
+    yield replace(base, name="a quarter of the data", lessons=0.25)
     yield replace(base, name="half of the tokens", plan=replace(plan, tokens=plan.tokens // 2))
     yield replace(base, name="not unrolled (1 round)", plan=replace(plan, rounds=1))
     yield replace(base, name="5 rounds", plan=replace(plan, rounds=5))
