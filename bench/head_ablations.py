@@ -5,6 +5,21 @@
 Reads the lessons that `paceline draft train` left in the folder `work` of its output. Every row
 learns from as many tokens with the same seed, and is scored on the same lessons, from which none
 learnt; so rows compare, while none of them is what a whole training reaches.
+
+One run with the demo model's lessons, 200,000 tokens learnt from, agreement of the first to the
+fourth guess and tokens a greedy step with four:
+
+    as it is                 0.305 0.244 0.206 0.166   1.397
+    a quarter of the data    0.304 0.242 0.202 0.163   1.394
+    half of the tokens       0.232 0.174 0.137 0.107   1.278
+    not unrolled (1 round)   0.329 0.033 0.009 0.002   1.340
+    5 rounds                 0.284 0.225 0.199 0.179   1.363
+    2 layers                 0.306 0.250 0.216 0.172   1.402
+
+So at this length it is tokens learnt from that count, and unrolling, without which only the first
+guess is worth anything; a second layer brings little. In a long training the data run out first:
+after ten times as many tokens the score of texts never seen stood still while that of texts seen a
+few times rose on.
 """
 
 from __future__ import annotations
