@@ -56,7 +56,7 @@ def refuse(error: object) -> int:
 
 def serve(argv: Sequence[str]) -> int:
     """Read the settings, then load the model and serve it until SIGTERM or SIGINT."""
-    from .actors.sources import SettingsError, add_flags, load, to_toml
+    from .actors.sources import SettingsError, load, read_flags, to_toml
 
     parser = Parser(
         prog="paceline serve",
@@ -66,14 +66,12 @@ def serve(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--print-config", action="store_true", help="print the configuration as TOML and exit"
     )
-    add_flags(parser)
-    flags = vars(parser.parse_strictly(argv))
-    config, print_config = flags.pop("config"), flags.pop("print_config")
+    mine, flags, config = read_flags(parser, argv)
     try:
         settings = load(flags, config)
     except SettingsError as error:
         return refuse(error)
-    if print_config:
+    if mine["print_config"]:
         print(to_toml(settings), end="")
         return 0
     return _serve(settings)

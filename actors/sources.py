@@ -10,14 +10,14 @@ import argparse
 import json
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import AliasChoices, ByteSize, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
-from .flags import nearest
+from .flags import Parser, nearest
 from .settings import Settings
 
 PREFIX = "PACELINE_"
@@ -44,6 +44,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 default=argparse.SUPPRESS,
                 help=_help(field.description or "", field.default),
             )
+
+
+def read_flags(
+    parser: Parser, argv: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """A command's own flags, which the parser has, and what `load` wants of those that it shares
+    with `serve`. Raises UsageError."""
+    own = [action.dest for action in parser._actions if action.dest != "help"]
+    add_flags(parser)
+    flags = vars(parser.parse_strictly(argv))
+    mine = {name: flags.pop(name) for name in own}
+    config = flags.pop("config")
+    return mine, flags, config
 
 
 def load(flags: dict[str, Any], config: str | None = None) -> Settings:

@@ -121,7 +121,7 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     draft = _draft(settings, Origin(directory, config, weights, codec), progress)
     length = _length(settings.max_model_len, directory, config)
     target = Decoder(config, weights, device=device, dtype=dtype)
-    placed = draft.place(target) if draft else None
+    placed = draft(target) if draft else None
     shape = KvShape(config.layers, config.kv_heads, config.head_dim, dtype.itemsize)
     blocks = _pool(settings, device, length, config, (shape, placed.kv if placed else None))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..actors import logs
+from ..actors import logs, sources
 from ..actors.flags import Parser
 from ..actors.settings import Settings
-from ..actors.sources import add_flags, load
 
 
 def read_flags(parser: Parser) -> tuple[dict[str, Any], Settings]:
@@ -17,10 +16,7 @@ def read_flags(parser: Parser) -> tuple[dict[str, Any], Settings]:
     Unless a flag says otherwise nothing is cached: the same prompts are asked again and again, and
     only the first time would cost their reading.
     """
-    own = [action.dest for action in parser._actions if action.dest != "help"]
-    add_flags(parser)
-    flags = vars(parser.parse_strictly(sys.argv[1:]))
-    mine = {name: flags.pop(name) for name in own}
+    mine, flags, config = sources.read_flags(parser, sys.argv[1:])
     flags.setdefault("enable_prefix_caching", False)
     logs.configure("console", "warning")
-    return mine, load(flags, flags.pop("config"))
+    return mine, sources.load(flags, config)

@@ -15,11 +15,13 @@ fourth guess and tokens a greedy step with four:
     not unrolled (1 round)   0.329 0.033 0.009 0.002   1.340
     5 rounds                 0.284 0.225 0.199 0.179   1.363
     2 layers                 0.306 0.250 0.216 0.172   1.402
+    4,096 tokens             0.302 0.242 0.200 0.158   1.393
+    16,384 tokens            0.303 0.242 0.203 0.163   1.393
 
 So at this length it is tokens learnt from that count, and unrolling, without which only the first
-guess is worth anything; a second layer brings little. In a long training the data run out first:
-after ten times as many tokens the score of texts never seen stood still while that of texts seen a
-few times rose on.
+guess is worth anything; a second layer and the size of the vocabulary bring little. In a long
+training the data run out first: from 5.0 to 5.9 million tokens, over one million of conversations,
+agreement with texts never seen went from 0.548 to 0.550 while that in training rose on.
 """
 
 from __future__ import annotations

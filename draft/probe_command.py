@@ -26,16 +26,12 @@ def probe(argv: Sequence[str]) -> int:
     from uvloop import run as run_loop
 
     from ..actors import logs
-    from ..actors.sources import add_flags, load
+    from ..actors.sources import load, read_flags
 
-    parser = _parser()
-    own = [action.dest for action in parser._actions if action.dest != "help"]
-    add_flags(parser)
-    flags = vars(parser.parse_strictly(argv))
-    mine = {name: flags.pop(name) for name in own}
+    mine, flags, config = read_flags(_parser(), argv)
     _check(mine)
     questions = read(mine["prompts"]) if mine["prompts"] else built_in()
-    settings = load(flags, flags.pop("config"))
+    settings = load(flags, config)
     if max(mine["batch"]) > settings.max_num_seqs:
         raise UsageError(
             f"--batch {max(mine['batch'])} is more than max_num_seqs ({settings.max_num_seqs})"

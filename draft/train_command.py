@@ -19,7 +19,7 @@ from ..actors import logs
 from ..actors.flags import Parser, UsageError
 from ..actors.local import running
 from ..actors.settings import Settings
-from ..actors.sources import add_flags, load
+from ..actors.sources import load, read_flags
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
 from ..models.errors import ModelError
@@ -102,14 +102,10 @@ def _read(argv: Sequence[str]) -> Job:
     parser.add_argument("--taps", type=int, nargs="+", help="layers whose outputs it reads")
     parser.add_argument("--layers", type=int, default=1, help="of the head")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop training then")
-    own = [action.dest for action in parser._actions if action.dest != "help"]
-    add_flags(parser)
-    flags = vars(parser.parse_strictly(argv))
-    mine = {name: flags.pop(name) for name in own}
+    mine, flags, config = read_flags(parser, argv)
     for name in ("tokens", "at_once", "learn", "rounds", "rate", "batch", "draft_vocab", "layers"):
         if not mine[name] > 0:
             raise UsageError(f"--{name.replace('_', '-')} must be above 0, got {mine[name]}")
-    config = flags.pop("config")
     settings = load(flags | {"draft": "none"}, config)
     wide = {"max_num_seqs": mine["at_once"], "max_queued_requests": 2 * mine["at_once"]}
     return Job(

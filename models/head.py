@@ -108,18 +108,14 @@ class Head:
         config: HeadConfig,
         tensors: dict[str, Tensor],
         target: Decoder,
-        output: Tensor | None = None,
     ) -> None:
-        """tensors: as `load_head_tensors` gives them; emptied on the way. output: the rows of the
-        target's output matrix for the head's tokens, needed where the checkpoint has none."""
+        """tensors: as `load_head_tensors` gives them, with the target's rows as `lm_head.weight`
+        where the checkpoint has none; emptied on the way."""
         self.config = config
         self.device = target.device
         self.dtype = target.dtype
         self._target = target
         self.target_ids = tensors.pop("d2t").to(self.device)
-        if OUTPUT not in tensors:
-            assert output is not None, "a head without an output of its own needs its target's"
-            tensors[OUTPUT] = output
         loader = Loader(config, tensors, self.device, self.dtype)
         self._own_embedding = loader.take(EMBEDDING) if EMBEDDING in tensors else None
         self._fc = loader.linear("", "fc", bias=False)

@@ -39,17 +39,13 @@ class PlacedDraft:
     drafter: Callable[[list[Tensor], int, ModelPace], Drafter]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A draft that has been read and fits its target. place: puts it beside the target, on its
-    device and in its dtype; to be called once.
+Draft = Callable[[Decoder], PlacedDraft]
+"""A draft that has been read and fits its target: puts itself beside it, on its device and in its
+dtype. To be called once.
 
-    A draft of fewer positions than its target follows it all the same: behind them its guesses get
-    worse, which is a matter of time and not of text.
-    """
-
-    directory: Path
-    place: Callable[[Decoder], PlacedDraft]
+A draft of fewer positions than its target follows it all the same: behind them its guesses get
+worse, which is a matter of time and not of text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ def load_draft(directory: Path, target: Origin, progress: Progress = silent) -> 
     if is_head(directory):
         check_tensors(target.config, target.weights)  # the head may take over some of them
         try:
-            return _head_draft(directory, *_read_head(directory, target, progress))
+            return _head_draft(*_read_head(directory, target, progress))
         except ModelError as error:
             theirs = target.config
             raise ModelError(
@@ -92,7 +88,7 @@ def load_draft(directory: Path, target: Origin, progress: Progress = silent) -> 
             f"the draft {directory} does not have the tokenizer of the model "
             f"{target.directory}: {difference}"
         )
-    return _model_draft(directory, config, load_weights(directory, progress))
+    return _model_draft(config, load_weights(directory, progress))
 
 
 def _read_head(
@@ -107,15 +103,15 @@ def _read_head(
     return head, tensors
 
 
-def _head_draft(directory: Path, config: HeadConfig, tensors: dict[str, Tensor]) -> Draft:
+def _head_draft(config: HeadConfig, tensors: dict[str, Tensor]) -> Draft:
     def place(target: Decoder) -> PlacedDraft:
         head = Head(config, tensors, target)
         return PlacedDraft(_shape(config, target), head.weight_bytes, partial(HeadDrafter, head))
 
-    return Draft(directory, place)
+    return place
 
 
-def _model_draft(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
+def _model_draft(config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
     def place(target: Decoder) -> PlacedDraft:
         positions = max(config.max_position, target.config.max_position)
         far = replace(config, max_position=positions)
@@ -126,7 +122,7 @@ def _model_draft(directory: Path, config: ModelConfig, tensors: dict[str, Tensor
 
         return PlacedDraft(_shape(config, target), own.weight_bytes, drafter)
 
-    return Draft(directory, place)
+    return place
 
 
 def _shape(config: HeadConfig | ModelConfig, target: Decoder) -> KvShape:

@@ -130,7 +130,7 @@ def test_a_trained_head_beats_look_ups_on_text_it_has_never_seen(
     tensors = load_head_tensors(directory, config)
     weights = load_weights(target_directory)
     output = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    head = Head(config, tensors, target, output[tensors["d2t"]])
+    head = Head(config, tensors | {"lm_head.weight": output[tensors["d2t"]]}, target)
     shape = KvShape(config.layers, config.kv_heads, config.head_dim, 2)
     caches = allocate(shape, BLOCKS, BLOCK_SIZE, torch.bfloat16, "cpu")
     params = SamplingParams(temperature=temperature, seed=0)

@@ -91,7 +91,7 @@ class Target:
         """The drafter of a head's directory, as the composition root gets it."""
         no_codec = cast(TextCodec, None)  # heads have no tokenizer to compare it with
         draft = load_draft(directory, Origin(self.directory, self.config, self.weights, no_codec))
-        placed = draft.place(self.decoder)
+        placed = draft(self.decoder)
         caches = allocate(placed.kv, BLOCKS, BLOCK_SIZE, self.decoder.dtype, "cpu")
         drafter = placed.drafter(caches, BLOCK_SIZE, EAGER)
         assert isinstance(drafter, HeadDrafter)
