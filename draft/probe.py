@@ -94,9 +94,13 @@ class Cell:
         if self.way == "off":
             wish = Speculation(mode="off")
         else:
-            wish = Speculation(mode="force", method=self.way, k=self.k, salt=salt)
+            wish = Speculation(mode="force", method=self.way, k=self.k)
         return SamplingParams(
-            temperature=self.temperature, seed=question, max_tokens=tokens, speculation=wish
+            temperature=self.temperature,
+            seed=question,
+            max_tokens=tokens,
+            cache_salt=salt,
+            speculation=wish,
         )
 
     def count(self, usage: Usage) -> None:

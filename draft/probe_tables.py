@@ -45,10 +45,7 @@ def show(report: Report) -> None:
     screen.print(f"{what}{drafted}: {asked}", markup=False, soft_wrap=True)
     for (temperature, batch), runs in groups.items():
         screen.print(_speeds(f"{streams(batch)} at temperature {temperature:g}", runs))
-    screen.print(
-        "a guess costs: the time to draft one, by the target's forward of a step that is off",
-        style="dim",
-    )
+    screen.print(NOTE, style="dim")
     for temperature in dict.fromkeys(run.temperature for run in report.runs):
         runs = [it for it in report.runs if it.temperature == temperature and it.drafts]
         if runs:

@@ -56,8 +56,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     k: draft tokens per step at most. accept: `coupled` gives the text that the seed alone
     determines; `rejection` (Leviathan et al. 2023, Chen et al. 2023) gives the same distribution,
     and a text that also depends on the draft. memory: whether `suffix` drafts may look up recent
-    traffic, and remember this request for later ones. salt: only requests of the same salt, a
-    tenant's for example, find each other there.
+    traffic of the same `cache_salt`, and remember this request for later ones.
     """
 
     mode: Mode = "auto"
@@ -65,7 +64,6 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     k: int | None = None
     accept: Accept = "coupled"
     memory: bool = True
-    salt: str = ""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -90,7 +88,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     `prompt_logprobs` counts alternatives for each prompt token (None: none wanted).
     `logprobs` counts the alternatives to report beside the chosen token (0 reports only it).
     `stop_token_ids` end the text like the model's own end tokens, which `ignore_eos` disables.
-    Only sequences of the same `cache_salt` share KV.
+    Only sequences of the same `cache_salt`, a tenant's for example, share KV and the memory of
+    suffix drafts.
     """
 
     temperature: float = 1.0
@@ -199,10 +198,4 @@ def check(params: SamplingParams) -> None:
         "speculation.k",
         f"between 1 and {MAX_DRAFT}",
         s.k,
-    )
-    need(
-        len(s.salt) <= MAX_SALT,
-        "speculation.salt",
-        f"at most {MAX_SALT} characters",
-        len(s.salt),
     )

@@ -46,11 +46,11 @@ class SuffixDrafter:
         match = find(text[:-1], text)
         wish = window.slot.params.speculation
         if wish.memory and match.length < LONGEST:
-            others = self._memory.texts(wish.salt)
+            others = self._memory.texts(window.slot.params.cache_salt)
             found = find(others, text)
             if found.length > match.length:
                 return follow(others, found, window.k, DOUBT_OF_OTHERS)
         return follow(text, match, window.k)
 
     def _remember(self, slot: Slot) -> None:
-        self._memory.add(slot.params.speculation.salt, slot.tokens[: slot.known])
+        self._memory.add(slot.params.cache_salt, slot.tokens[: slot.known])

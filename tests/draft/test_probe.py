@@ -229,7 +229,7 @@ async def test_methods_take_turns_and_never_find_an_answer_again():
     assert [it.params.speculation.method for it in measured] == [None, "suffix"] * 2
     assert {it.params.seed for it in measured} == {0, 1}
     drafted = [it for it in engine.asked if it.params.speculation.mode == "force"]
-    keys = [(it.params.speculation.salt, str(it.prompt)) for it in drafted]
+    keys = [(it.params.cache_salt, str(it.prompt)) for it in drafted]
     assert len(set(keys)) == len(keys)
     assert {it.params.speculation.k for it in drafted} == {5}
     assert (suffix.tokens, suffix.steps) == (2 * 20, 2 * 10)

@@ -74,7 +74,7 @@ def opened(
     salt: str = "",
     memory: bool = True,
 ) -> Slot:
-    params = SamplingParams(speculation=Speculation(salt=salt, memory=memory))
+    params = SamplingParams(cache_salt=salt, speculation=Speculation(memory=memory))
     slot = slots.open(Opening(index, index, tuple(tokens), params, "suffix"))
     drafter.open(slot)
     return slot
