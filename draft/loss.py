@@ -71,12 +71,13 @@ def alike(
     """
     agreed = states.new_zeros(len(states), dtype=torch.float64)
     shared = agreed.clone()
+    own = whole[ids]
     for start in range(0, final.shape[0], CHUNK):
         rows = slice(start, start + CHUNK)
         wanted = (final[rows] @ whole.T).float().softmax(1)
         best, within = wanted.argmax(1), wanted[:, ids]
         for r in range(len(states)):
-            odds = (states[r, rows] @ whole[ids].T).float().softmax(1)
+            odds = (states[r, rows] @ own.T).float().softmax(1)
             agreed[r] += ((ids[odds.argmax(1)] == best) * counted[r, rows]).sum()
             shared[r] += (torch.minimum(odds, within).sum(1) * counted[r, rows]).sum()
     return agreed, shared
