@@ -58,8 +58,8 @@ class Planner:
 
     # --- what arrives ------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence behind all others."""
+    def add(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Queue a new sequence behind all others. now: seconds of a clock that never goes back."""
         self._all[sequence.seq] = sequence
         self.waiting.append(sequence)
 
@@ -101,7 +101,7 @@ class Planner:
 
     # --- what leaves -------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when there is nothing to compute or no flight to spare."""
         if len(self._flights) >= self.limits.flights:
             return None

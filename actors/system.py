@@ -19,7 +19,7 @@ import torch
 
 from ..kv.capacity import (
     KvShape,
-    bytes_per_token,
+    block_bytes,
     cpu_budget,
     gpu_budget,
     pool_blocks,
@@ -206,12 +206,13 @@ def _pool(
     shapes: tuple[KvShape, KvShape | None],
 ) -> int:
     """Blocks of the pool, for target and draft. ModelError when not even two of them fit."""
-    per_token = bytes_per_token(*shapes)
+    per_block = block_bytes(settings.block_size, *shapes)
+    longest = -(-length // settings.block_size)
     if settings.kv_memory != "auto":
         budget = int(settings.kv_memory)
     elif device.type == "cpu":
-        wanted = settings.max_num_seqs * min(length, POOL_LENGTH)
-        budget = cpu_budget(read_available_memory(), max(wanted, length), per_token)
+        wanted = settings.max_num_seqs * min(length, POOL_LENGTH) // settings.block_size
+        budget = cpu_budget(read_available_memory(), max(wanted, longest) * per_block)
     else:
         width = config.hidden_size + config.intermediate_size + config.vocab_size
         budget = gpu_budget(
@@ -221,11 +222,9 @@ def _pool(
             settings.batched_tokens("cuda") * width * ACTIVATIONS_PER_TOKEN,
         )
     blocks = pool_blocks(budget, settings.block_size, *shapes)
-    most = -(-length // settings.block_size) * settings.max_num_seqs
     if blocks < 2:
-        need = 2 * settings.block_size * per_token
-        raise ModelError(f"{budget} bytes for KV are too few: two blocks take {need}")
-    return min(blocks, most)
+        raise ModelError(f"{budget} bytes for KV are too few: two blocks take {2 * per_block}")
+    return min(blocks, longest * settings.max_num_seqs)
 
 
 def _default_method(settings: Settings, has_draft: bool) -> Method | None:

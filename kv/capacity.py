@@ -17,27 +17,35 @@ _UNLIMITED = 2**62
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What a model keeps of one token: a key and a value for each layer and KV head."""
+    """What a model keeps of one token: a key and a value for each layer and KV head.
+
+    block_state: bytes that it keeps of each block beside that of its tokens.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     element_bytes: int = 2
+    block_state: int = 0
 
     @property
     def bytes_per_token(self) -> int:
         """2 (key and value) · layers · KV heads · head size · bytes of an element."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
 
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of a block of `block_size` tokens."""
+        return block_size * self.bytes_per_token + self.block_state
 
-def bytes_per_token(target: KvShape, draft: KvShape | None = None) -> int:
-    """Bytes of one token in both models: they share block ids, so each token is kept by both."""
-    return target.bytes_per_token + (draft.bytes_per_token if draft else 0)
+
+def block_bytes(block_size: int, target: KvShape, draft: KvShape | None = None) -> int:
+    """Bytes of a block in both models: they share block ids, so each token is kept by both."""
+    return target.block_bytes(block_size) + (draft.block_bytes(block_size) if draft else 0)
 
 
 def pool_blocks(budget: int, block_size: int, target: KvShape, draft: KvShape | None = None) -> int:
     """Blocks of `block_size` tokens for both models that `budget` bytes buy."""
-    return max(0, budget) // (block_size * bytes_per_token(target, draft))
+    return max(0, budget) // block_bytes(block_size, target, draft)
 
 
 def concurrency(blocks: int, block_size: int, length: int) -> float:
@@ -48,12 +56,12 @@ def concurrency(blocks: int, block_size: int, length: int) -> float:
     return blocks / -(-length // block_size)
 
 
-def cpu_budget(available: int, wanted_tokens: int, token_bytes: int) -> int:
-    """Bytes for `wanted_tokens` tokens, but at most half of the memory that is available.
+def cpu_budget(available: int, wanted: int) -> int:
+    """The bytes wanted, but at most half of the memory that is available.
 
     The other half is for activations, for the machine's other work, and for being wrong.
     """
-    return min(wanted_tokens * token_bytes, available // 2)
+    return min(wanted, available // 2)
 
 
 def gpu_budget(total: int, utilization: float, weights: int, activations: int) -> int:

@@ -106,7 +106,9 @@ def _read_head(
 def _head_draft(config: HeadConfig, tensors: dict[str, Tensor]) -> Draft:
     def place(target: Decoder) -> PlacedDraft:
         head = Head(config, tensors, target)
-        return PlacedDraft(_shape(config, target), head.weight_bytes, partial(HeadDrafter, head))
+        state = len(config.taps) * config.target_hidden_size * target.dtype.itemsize
+        kv = replace(_shape(config, target), block_state=state)
+        return PlacedDraft(kv, head.weight_bytes, partial(HeadDrafter, head))
 
     return place
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.kv.capacity import (
     KvShape,
-    bytes_per_token,
+    block_bytes,
     cgroup_available,
     concurrency,
     cpu_budget,
@@ -20,7 +20,12 @@ from paceline.kv.capacity import (
 
 GIB = 2**30
 SHAPES = st.builds(
-    KvShape, st.integers(1, 80), st.integers(1, 32), st.sampled_from([64, 128]), st.integers(1, 4)
+    KvShape,
+    st.integers(1, 80),
+    st.integers(1, 32),
+    st.sampled_from([64, 128]),
+    st.integers(1, 4),
+    st.integers(0, 5000),
 )
 
 
@@ -45,9 +50,10 @@ def test_a_token_counts_every_element_of_every_layer():
 @given(SHAPES, st.none() | SHAPES, st.integers(0, 2**36), st.sampled_from([8, 16, 64]))
 def test_the_pool_fits_the_budget_and_one_more_block_would_not(target, draft, budget, block_size):
     blocks = pool_blocks(budget, block_size, target, draft)
-    both = target.bytes_per_token + (draft.bytes_per_token if draft else 0)
-    assert bytes_per_token(target, draft) == both
-    assert blocks * block_size * both <= budget < (blocks + 1) * block_size * both
+    models = [target, draft] if draft else [target]
+    both = sum(block_size * it.bytes_per_token + it.block_state for it in models)
+    assert block_bytes(block_size, target, draft) == both
+    assert blocks * both <= budget < (blocks + 1) * both
 
 
 def test_a_negative_budget_buys_nothing():
@@ -67,8 +73,8 @@ def test_concurrency_is_how_many_sequences_fit(blocks, block_size, length):
 
 
 def test_cpu_budget_takes_what_is_wanted_but_at_most_half():
-    assert cpu_budget(10 * GIB, 1000, 1024) == 1000 * 1024
-    assert cpu_budget(10 * GIB, 2**40, 1024) == 5 * GIB
+    assert cpu_budget(10 * GIB, 1000 * 1024) == 1000 * 1024
+    assert cpu_budget(10 * GIB, 2**40) == 5 * GIB
 
 
 def test_gpu_budget_is_the_share_less_what_else_must_fit():
