@@ -121,6 +121,7 @@ class Admission(Actor):
                 method=method,
                 k=k,
                 granularity=submit.granularity,
+                priority=submit.priority,
             )
             for actor in ("sampler", "streamer", "scheduler"):
                 self._post.send(actor, admit)

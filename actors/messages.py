@@ -50,7 +50,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 class Submit(_Message, frozen=True):
     """api → admission. `n` sequences of one prompt; sequence i samples with seed + i.
 
-    granularity: a delta holds a step's tokens, or one token.
+    granularity: a delta holds a step's tokens, or one token. priority: the lower goes first.
     """
 
     request: str
@@ -58,6 +58,7 @@ class Submit(_Message, frozen=True):
     params: SamplingParams
     n: int = 1
     granularity: Granularity = "step"
+    priority: int = 0
 
 
 class Abandon(_Message, frozen=True):
@@ -99,6 +100,7 @@ class Admit(_Message, frozen=True):
     method: Method | None
     k: int
     granularity: Granularity = "step"
+    priority: int = 0
 
 
 class Refuse(_Message, frozen=True):
@@ -117,6 +119,10 @@ class Cancel(_Message, frozen=True):
 
     seq: int
     reason: FinishReason
+
+
+class Wake(_Message, frozen=True):
+    """scheduler → itself: the time has come for which it had nothing to do but wait."""
 
 
 class Verdict(_Message, frozen=True):
@@ -227,6 +233,7 @@ Message = (
     | Admit
     | Refuse
     | Cancel
+    | Wake
     | StepPlan
     | StepDone
     | StepFailed

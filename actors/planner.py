@@ -1,35 +1,40 @@
 """The planner: which rows make the next step, who is admitted, who must give way.
 
-Pure: owned by the scheduler actor, driven by counts, knows neither asyncio nor torch. There are
-no phases: a row is a number of known tokens to compute, and where it reaches the last known one
-it samples and may carry draft tokens. Chunked prefill, verification, recompute after a
-preemption are all that one rule.
+Pure: owned by the scheduler actor, driven by counts and the time it is told, knows neither asyncio
+nor torch. There are no phases: a row is a number of known tokens to compute, and where it reaches
+the last known one it samples and may carry draft tokens. Chunked prefill, verification, recompute
+after a preemption are all that one rule.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..kv.ledger import Ledger
-from ..spec.plan import FinishReason, Row, StepFailed, StepPlan
+from ..spec.plan import FinishReason, StepFailed, StepPlan
+from .flights import Flights
 from .messages import Verdict
 from .prefixes import Prefixes
+from .room import Room
 from .sequence import Sequence
+from .step import Part, Step
+from .waiting import Waiting
 
 STEP_FAILED = "the step that computes this sequence failed"
-HEADROOM = 2  # free blocks per running row that an admission must leave
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
     """step_tokens: known and draft tokens of one step together. length: positions a sequence may
-    have. flights: steps in the air at once. caching: whether full blocks are kept and shared."""
+    have. flights: steps in the air at once. caching: whether full blocks are kept and shared.
+    forming: seconds that a batch waits for more sequences before it starts."""
 
     step_tokens: int
     length: int
     flights: int = 1
     caching: bool = True
+    forming: float = 0.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,20 +53,20 @@ class Planner:
         self.ledger = ledger
         self.limits = limits
         self.prefixes = Prefixes(ledger, limits.caching)
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Waiting()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._room = Room(ledger)
         self._all: dict[int, Sequence] = {}
-        self._flights: deque[StepPlan] = deque()
-        self._step = 0
+        self._flights = Flights()
         self._short_of_memory = False
 
     # --- what arrives ------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence, now: float = 0.0) -> None:
-        """Queue a new sequence behind all others. now: seconds of a clock that never goes back."""
+    def add(self, sequence: Sequence) -> None:
+        """Let a new sequence wait, behind all others of its priority."""
         self._all[sequence.seq] = sequence
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def close(self, seq: int, reason: FinishReason, error: str | None = None) -> Closed | None:
         """End a sequence in whatever state it is; None when it has ended already.
@@ -73,7 +78,7 @@ class Planner:
             return None
         if sequence in self.running:
             self.running.remove(sequence)
-            self.ledger.release(seq, fence=self._last_step_of(seq))
+            self.ledger.release(seq, fence=self._flights.last_of(seq))
         else:
             self.waiting.remove(sequence)
         self._short_of_memory = False
@@ -81,8 +86,7 @@ class Planner:
 
     def land(self, verdict: Verdict) -> list[Closed]:
         """Take the oldest flight's result; the sequences that ended with it."""
-        plan = self._flights.popleft()
-        assert plan.step == verdict.step, "steps land in the order of their launch"
+        plan = self._flights.land(verdict.step)
         self.ledger.land(plan.step)
         if verdict.failure is not None:
             return self._failed(plan, verdict.failure)
@@ -102,13 +106,22 @@ class Planner:
     # --- what leaves -------------------------------------------------------------------------
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
-        """The next step, or None when there is nothing to compute or no flight to spare."""
-        if len(self._flights) >= self.limits.flights:
+        """The next step, or None when there is nothing to compute or no flight to spare.
+
+        now: seconds of a clock that never goes back.
+        """
+        if len(self._flights) >= self.limits.flights or (self._flights and self._outranked()):
             return None
-        step = self._compose()
-        while not step.rows and step.gave_way:
-            step = self._compose()  # whoever gave way has left room for someone else
-        return self._launch(step) if step.rows else None
+        step = self._compose(now)
+        while not step.parts and step.gave_way:
+            step = self._compose(now)  # whoever gave way has left room for someone else
+        return self._flights.launch(step, self.ledger) if step.parts else None
+
+    @property
+    def wakes(self) -> float | None:
+        """When there will be something to plan even if nothing arrives until then."""
+        forming = self.limits.forming and self.waiting and not self.running
+        return self.waiting.since + self.limits.forming if forming else None
 
     @property
     def idle(self) -> bool:
@@ -117,37 +130,53 @@ class Planner:
 
     # --- planning ----------------------------------------------------------------------------
 
-    def _compose(self) -> _Step:
-        step = _Step(self.limits.step_tokens)
+    def _compose(self, now: float) -> Step:
+        step = Step(self.limits.step_tokens)
         suspects = [s for s in self.running if s.suspect]
         if suspects:
-            self._plan_alone(step, suspects[0])
-        else:
-            self._plan_running(step)
-            if not step.gave_way:
-                self._admit(step)
+            if not self._flights:
+                self._plan_row(step, suspects[0])
+        elif self._plan_decoding(step):
+            self._plan_prompts(step, now)
         return step
 
-    def _plan_running(self, step: _Step) -> None:
-        """Rows of the running sequences: those that sample first, then chunks of prompts.
+    def _plan_decoding(self, step: Step) -> bool:
+        """Rows of the running sequences that sample next; False when the step must end there.
 
         So a long prompt takes what the running streams leave of a step, never the reverse.
         Draft tokens fill half of a step at most: every stream advances, and prompts do too.
         """
-        decoding = sum(s.unplanned == 1 for s in self.running)
+        decoding = [s for s in self.running if s.unplanned == 1]
         if decoding:
-            step.draft_cap = max(0, self.limits.step_tokens // (2 * decoding) - 1)
-        for sequence in sorted(self.running, key=lambda s: s.unplanned > 1):
-            if sequence.suspect or sequence not in self.running:
-                continue
-            if not self._plan_row(step, sequence):
-                return
+            step.draft_cap = max(0, self.limits.step_tokens // (2 * len(decoding)) - 1)
+        return self._plan_rows(step, decoding)
 
-    def _plan_row(self, step: _Step, sequence: Sequence) -> bool:
+    def _plan_prompts(self, step: Step, now: float) -> None:
+        """Chunks of prompts and admissions. Prompts come in their rank; but one that is longer
+        than a step keeps half of the room only while there are others at most half as long."""
+        prompts = sorted((s for s in self.running if s.unplanned > 1), key=lambda s: s.rank)
+        if prompts:
+            first, short = prompts[0], prompts[0].unplanned // 2
+            with step.keeping(min(first.unplanned, step.room - step.room // 2)):
+                brief = sorted(prompts[1:], key=lambda s: s.unplanned)
+                self._plan_rows(step, [s for s in brief if s.unplanned <= short])
+                self._admit(step, now, short)
+            self._plan_rows(step, prompts)
+        self._admit(step, now)
+
+    def _plan_rows(self, step: Step, sequences: Iterable[Sequence]) -> bool:
+        """Rows of those that still run and have none yet; False when the step must end."""
+        for sequence in sequences:
+            planned = sequence.seq in step.parts or sequence not in self.running
+            if not planned and not self._plan_row(step, sequence):
+                return False
+        return True
+
+    def _plan_row(self, step: Step, sequence: Sequence) -> bool:
         """Add the sequence's row; False when the step must end here."""
         count = min(sequence.unplanned, step.room)
         length = sequence.ceiling + count
-        if count == 0:
+        if count <= 0:
             return False
         if length > self.limits.length:
             return True  # only while rows in the air may have filled it; they land first
@@ -162,38 +191,39 @@ class Planner:
         while self.ledger.grow(sequence.seq, length) is None:
             if self._flights:
                 return False  # what is in the air may free blocks: nobody gives way for a guess
-            victim = self._victim(sequence)
+            assert len(self.running) > 1, "alone in the pool, a sequence has room"
+            victim = max(self.running, key=lambda s: s.rank)  # so that the first always advances
             self._preempt(victim, step)
             if victim is sequence:
                 return True
-        step.rows[sequence.seq] = (sequence, count, draft, sample)
+        step.add(Part(sequence, count, draft, sample))
         return True
 
-    def _plan_alone(self, step: _Step, sequence: Sequence) -> None:
-        if not self._flights:
-            self._plan_row(step, sequence)
-
-    def _victim(self, keep: Sequence) -> Sequence:
-        """Who gives way: the newest, so that the oldest always advances."""
-        assert len(self.running) > 1 or self.running[0] is keep
-        return self.running[-1]
-
-    def _preempt(self, sequence: Sequence, step: _Step) -> None:
+    def _preempt(self, sequence: Sequence, step: Step) -> None:
         self.running.remove(sequence)
         self.ledger.release(sequence.seq, fence=None)
         sequence.preempt()
-        self.waiting.appendleft(sequence)
+        self.waiting.add(sequence)
         self.preemptions += 1
-        step.rows.pop(sequence.seq, None)
+        step.drop(sequence.seq)
         step.gave_way = True
 
-    def _admit(self, step: _Step) -> None:
-        """Start waiting sequences in their order while slots, step and pool have room. Only those
-        whose prompt is just being computed by another are passed over until it is."""
-        if not (self.waiting and self.ledger.free_slots):
+    # --- admitting ---------------------------------------------------------------------------
+
+    def _admit(self, step: Step, now: float, most: int | None = None) -> None:
+        """Start waiting sequences in their order while slots, step and pool have room, but for
+        those with more than `most` tokens to compute.
+
+        Passed over are those whose prompt is just being computed by another, until it is, and large
+        ones that would leave too little to the others. Nobody starts in a step that others had to
+        give way for.
+        """
+        if not self.waiting or step.gave_way or self._forms(now):
+            return
+        if not (self.ledger.free_slots or self._outranked()):
             return
         pending = {key for s in self.running for key in s.pending}
-        for sequence in tuple(self.waiting):
+        for sequence in self.waiting:
             if step.room <= 0 or (self._short_of_memory and self.running):
                 return
             if sequence.awaits in pending:
@@ -201,43 +231,41 @@ class Planner:
             found = self.prefixes.find(sequence)
             if self.prefixes.arriving(sequence, len(found), pending):
                 continue
-            if not self._fits(sequence, found) or self.ledger.open(sequence.seq) is None:
+            if self._room.crowds(sequence, self.running, self.waiting):
+                continue
+            if not self._room.fits(sequence, found, self.running):
+                if self._make_way(sequence, found, step):
+                    self._start(sequence, found, step)
                 return
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-            self.prefixes.start(sequence, found)
-            pending.update(sequence.pending)
-            self._plan_row(step, sequence)
+            left = len(sequence.tokens) - len(found) * self.ledger.block_size
+            if most is None or left <= most:
+                self._start(sequence, found, step)
+                pending.update(sequence.pending)
 
-    def _fits(self, sequence: Sequence, found: list[int]) -> bool:
-        """Whether the pool has room for the sequence's known tokens, for those of the running ones
-        and a little more. Blocks found in the cache are there, but those idle make no room too."""
-        promised = sum(self._owed(s) for s in self.running) + HEADROOM * len(self.running)
-        missing = self.ledger.blocks_for(len(sequence.tokens)) - len(found)
-        room = self.ledger.available_blocks - self.ledger.idle_among(found)
-        return room >= missing + promised
+    def _start(self, sequence: Sequence, found: list[int], step: Step) -> None:
+        self.ledger.open(sequence.seq)
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        self.prefixes.start(sequence, found)
+        self._plan_row(step, sequence)
 
-    def _owed(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence's known tokens still need."""
-        held = len(self.ledger.lease(sequence.seq).blocks)
-        return max(0, self.ledger.blocks_for(len(sequence.tokens)) - held)
+    def _make_way(self, sequence: Sequence, found: list[int], step: Step) -> bool:
+        """Let running sequences of a lower priority give way, if that makes room."""
+        victims = [] if self._flights else self._room.victims(sequence, found, self.running)
+        for victim in victims:
+            self._preempt(victim, step)
+        return bool(victims)
 
-    def _launch(self, step: _Step) -> StepPlan:
-        rows, openings = [], []
-        for sequence, count, draft, sample in step.rows.values():
-            lease = self.ledger.lease(sequence.seq)
-            if sequence.delivered is None:
-                openings.append(sequence.opening(lease.slot))
-                sequence.delivered = 0
-            blocks = tuple(lease.blocks[sequence.delivered :])
-            sequence.delivered = len(lease.blocks)
-            row = Row(sequence.seq, lease.slot, count, draft, sample, blocks)
-            sequence.air.append(row)
-            rows.append(row)
-        self._step += 1
-        plan = StepPlan(self._step, tuple(rows), tuple(openings))
-        self._flights.append(plan)
-        return plan
+    def _outranked(self) -> bool:
+        """Whether a running sequence may have to give way to the first that waits."""
+        if not self.waiting:
+            return False
+        return any(s.priority > self.waiting.first.priority for s in self.running)
+
+    def _forms(self, now: float) -> bool:
+        """Whether a batch is still waiting for more sequences."""
+        wakes = self.wakes
+        return wakes is not None and now < wakes and len(self.waiting) < self.ledger.slots
 
     # --- failures ----------------------------------------------------------------------------
 
@@ -255,30 +283,9 @@ class Planner:
             closed = self.close(alive[0].seq, "error", STEP_FAILED)
             return [closed] if closed else []
         if failure.kind == "memory" and not self._flights and len(self.running) > 1:
-            self._preempt(self.running[-1], _Step(0))
+            self._preempt(max(self.running, key=lambda s: s.rank), Step(0))
             self._short_of_memory = True
         else:
             for sequence in alive:
                 sequence.suspect = True
         return []
-
-    def _last_step_of(self, seq: int) -> int | None:
-        for plan in reversed(self._flights):
-            if any(row.seq == seq for row in plan.rows):
-                return plan.step
-        return None
-
-
-class _Step:
-    """A step being planned: rows by sequence, and whether anyone had to give way for it."""
-
-    def __init__(self, tokens: int) -> None:
-        self.rows: dict[int, tuple[Sequence, int, int, bool]] = {}
-        self.gave_way = False
-        self.draft_cap = tokens
-        self._tokens = tokens
-
-    @property
-    def room(self) -> int:
-        used = sum(count + draft for _, count, draft, _ in self.rows.values())
-        return self._tokens - used

@@ -7,10 +7,14 @@ next plan.
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+
 import structlog
 
 from .actor import Actor, Address, Post
-from .messages import Admit, Cancel, Inspect, Inspection, Message, SeqClosed, Verdict
+from .messages import Admit, Cancel, Inspect, Inspection, Message, SeqClosed, Verdict, Wake
 from .metrics import Metrics
 from .planner import Closed, Planner
 from .sequence import Sequence
@@ -21,15 +25,26 @@ CLOSED_TO: tuple[Address, ...] = ("admission", "sampler", "streamer")
 
 
 class Scheduler(Actor):
-    """Messages in: Admit, Cancel, Verdict, Inspect. Out: StepPlan, SeqClosed, Inspection."""
+    """Messages in: Admit, Cancel, Verdict, Inspect, Wake. Out: StepPlan, SeqClosed, Inspection.
+
+    clock: seconds, never going back.
+    """
 
     name: Address = "scheduler"
 
-    def __init__(self, post: Post, planner: Planner, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        post: Post,
+        planner: Planner,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(post)
         self._planner = planner
         self._metrics = metrics
+        self._clock = clock
         self._audited = True
+        self._timer: asyncio.TimerHandle | None = None
 
     def receive(self, message: Message) -> None:
         match message:
@@ -37,20 +52,24 @@ class Scheduler(Actor):
                 for closed in self._planner.land(message):
                     self._announce(closed)
             case Admit():
-                self._planner.add(Sequence.of(message))
+                self._planner.add(Sequence.of(message, self._clock()))
             case Cancel():
                 cancelled = self._planner.close(message.seq, message.reason)
                 if cancelled is not None:
                     self._announce(cancelled)
             case Inspect():
                 self._post.send("engine", self._inspection(message.ticket))
+            case Wake():
+                self._timer = None
             case _:
                 raise TypeError(f"the scheduler has no use for {type(message).__name__}")
 
     def settle(self) -> None:
-        while (plan := self._planner.plan()) is not None:
+        now = self._clock()
+        while (plan := self._planner.plan(now)) is not None:
             self._post.send("executor", plan)
             self._audited = False
+        self._sleep(now)
         if self._planner.idle and not self._audited:
             self._audit()
         self._metrics.observe_queues(
@@ -61,6 +80,13 @@ class Scheduler(Actor):
             queries=self._planner.prefixes.queries,
             hits=self._planner.prefixes.hits,
         )
+
+    def _sleep(self, now: float) -> None:
+        """See that planning goes on when there is something to plan, even if nothing arrives."""
+        wakes = self._planner.wakes
+        if wakes is not None and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, wakes - now), self.send, Wake())
 
     def _announce(self, closed: Closed) -> None:
         message = SeqClosed(

@@ -15,7 +15,8 @@ from .messages import Admit, SpeculationUsage, Usage
 class Sequence:
     """One stream of tokens.
 
-    tokens: all known ones, prompt first. computed: how many have KV, by landed rows alone.
+    tokens: all known ones, prompt first. arrived: when it came, in the planner's time.
+    computed: how many have KV, by landed rows alone.
     air: rows that have been launched and not judged, oldest first.
     delivered: how many of the lease's blocks the pair has been told of; None until its slot is
     opened there.
@@ -33,6 +34,8 @@ class Sequence:
     prompt_tokens: int
     params: SamplingParams
     method: Method | None
+    priority: int = 0
+    arrived: float = 0.0
     next_draft: int = 0
     computed: int = 0
     delivered: int | None = None
@@ -49,7 +52,7 @@ class Sequence:
     accepted: int = 0
 
     @classmethod
-    def of(cls, admit: Admit) -> Sequence:
+    def of(cls, admit: Admit, now: float = 0.0) -> Sequence:
         return cls(
             seq=admit.seq,
             request=admit.request,
@@ -57,7 +60,14 @@ class Sequence:
             prompt_tokens=len(admit.prompt),
             params=admit.params,
             method=admit.method,
+            priority=admit.priority,
+            arrived=now,
         )
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Before whom it comes: the lower goes first, and the higher gives way."""
+        return self.priority, self.seq
 
     @property
     def unplanned(self) -> int:

@@ -103,6 +103,14 @@ class Settings(BaseSettings):
         "batching", 1, "Steps in the air at once: above 1 the scheduler runs ahead.", ge=1, le=4
     )
 
+    max_waiting_time: float = _setting(
+        "batching",
+        0.0,
+        "Seconds that a new batch waits for more requests before it starts, unless it is full.",
+        ge=0,
+        le=60,
+    )
+
     block_size: int = _setting("memory", 16, f"Tokens per KV block; must divide {TILE}.", ge=1)
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(gt=0)] = _setting(
         "memory",

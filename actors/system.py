@@ -87,6 +87,7 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
             length=info.max_model_len,
             flights=settings.max_flights,
             caching=settings.enable_prefix_caching,
+            forming=settings.max_waiting_time,
         ),
         admission=AdmissionLimits(
             open_requests=settings.max_num_seqs + settings.max_queued_requests,

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 
 from ..actors.messages import Prompt, Submit
 from ..spec.params import Granularity, InputError, SamplingParams, Speculation, check
-from .fields import Alternatives, ChoiceCount, Count, TokenId, TopK, read_bias
+from .fields import Alternatives, ChoiceCount, Count, Priority, TokenId, TopK, read_bias
 from .formats import Formatted
 from .neutral import Table
 
@@ -55,6 +55,7 @@ class Ask(Formatted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bad_words: list[str] = field(default_factory=list)
     prompt_logprobs: Alternatives | None = None
     cache_salt: str = _DEFAULT.cache_salt
+    priority: Priority = 0
     user: str | None = None
     speculation: Speculation = _DEFAULT.speculation
 
@@ -87,7 +88,9 @@ class Ask(Formatted, frozen=True, kw_only=True, forbid_unknown_fields=True):
             check(params)
         except InputError as error:
             raise self._respelled(error) from None
-        return Submit(request, self.content(), params, self.n, self.stream_granularity)
+        return Submit(
+            request, self.content(), params, self.n, self.stream_granularity, self.priority
+        )
 
     def spelling(self, param: str | None) -> str | None:
         """A parameter's name as this client wrote it."""

@@ -10,11 +10,13 @@ from ..spec.params import MAX_LOGPROBS, InputError
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 128
+MAX_PRIORITY = 100
 
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 ChoiceCount = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 TopK = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
 
 

@@ -39,7 +39,7 @@ class BlockPool:
     and, where storage is committed lazily, the pool never touches more of it than its highest
     use needed. Blocks that were never used lie below, lowest id on top, and what is freed
     together is handed out again in the same order. Only when the free list is short are cached
-    blocks evicted, those that have been idle longest. Taking and freeing cost O(blocks moved), and
+    blocks evicted (see `prefix`). Taking and freeing cost O(blocks moved), and
     the same calls in the same order give the same ids.
     """
 
@@ -82,7 +82,7 @@ class BlockPool:
             assert block in self.prefixes.keys, (
                 f"block {block} cannot be shared: it is {self._describe(block)} and has no key"
             )
-            self.prefixes.idle.pop(block, None)
+            self.prefixes.use(block)
             self.refs[block] += 1
             self._enter(block, BlockState.HELD)
 
@@ -102,11 +102,11 @@ class BlockPool:
             if self.refs[block] == self.fences[block]:
                 self._enter(block, BlockState.FENCED)
 
-    def drop(self, blocks: Sequence[int], state: BlockState) -> None:
+    def drop(self, blocks: Sequence[int], state: BlockState, warm: int | None = None) -> None:
         """The references of a lease (HELD) or of a fence (FENCED) to these blocks end.
 
-        Blocks without another reference become CACHED if they have a key, else FREE. The last one
-        enters the cache first, so that a chain is evicted from its end.
+        Blocks without another reference become CACHED if they have a key, else FREE. What a table
+        has beyond its first `warm` blocks is evicted before all else.
         """
         freed = []
         for block in reversed(blocks):
@@ -120,11 +120,13 @@ class BlockPool:
                 self._enter(block, BlockState.FENCED)
             elif block in self.prefixes.keys:
                 self._enter(block, BlockState.CACHED)
-                self.prefixes.idle[block] = None
             else:
                 self._enter(block, BlockState.FREE)
                 freed.append(block)
         self.free_list.extend(freed)
+        cached = [i for i, it in enumerate(blocks) if self.states[it] == BlockState.CACHED]
+        inside = sum(warm is None or i < warm for i in cached)
+        self.prefixes.rest([blocks[i] for i in cached], inside)
 
     def _need(self, block: int, state: BlockState, what: str) -> None:
         """A reference of a lease (HELD) or of a fence (FENCED) must be there."""

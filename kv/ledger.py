@@ -44,6 +44,16 @@ class Ledger:
         return self.pool.available
 
     @property
+    def total_blocks(self) -> int:
+        return self.pool.total
+
+    @property
+    def fair_share(self) -> int:
+        """Blocks that each sequence has if every slot is taken: at least one. What a lease leaves
+        in the prefix cache beyond it is evicted before anything else."""
+        return max(1, self.pool.total // max(1, self.slots))
+
+    @property
     def free_slots(self) -> int:
         """Slots that `open` can hand out now."""
         return len(self._free_slots)
@@ -80,6 +90,10 @@ class Ledger:
     def idle_among(self, blocks: Sequence[int]) -> int:
         """How many of the blocks are available as long as nobody shares them."""
         return sum(block in self.pool.prefixes.idle for block in blocks)
+
+    def sole_blocks(self, seq: int) -> int:
+        """Blocks that become available when the lease of `seq` ends: nobody else refers to them."""
+        return sum(self.pool.refs[block] == 1 for block in self.lease(seq).blocks)
 
     def share(self, seq: int, blocks: Sequence[int]) -> None:
         """Start the block table of `seq`, which has no blocks yet, with blocks that `find` found.
@@ -160,5 +174,5 @@ class Ledger:
         )
 
     def _return(self, lease: Lease, state: BlockState) -> None:
-        self.pool.drop(lease.blocks, state)
+        self.pool.drop(lease.blocks, state, warm=self.fair_share)
         self._free_slots.append(lease.slot)

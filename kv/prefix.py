@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 KEY_BYTES = 16
@@ -38,19 +38,65 @@ class Chain:
             self.keys.append(blake2b(parent + content, digest_size=KEY_BYTES).digest())
 
 
-class PrefixIndex:
-    """Which block a key stands for, and the blocks that nobody refers to, longest idle first.
+class Idle:
+    """Blocks that nobody refers to, in the order in which they are to be evicted.
 
-    A key stands for one block and a block has one key. `idle` has exactly those with a key and
-    without a reference; every operation is O(1).
+    Those that nobody has found yet go first, longest idle first; so a stream of prompts that never
+    come again does not push out what many share (segmented LRU: Karedla et al. 1994). Only where
+    the others are more than four in five, the one of them that has been idle longest goes. All
+    operations are O(1).
     """
 
-    __slots__ = ("blocks", "idle", "keys")
+    __slots__ = ("_new", "_proven")
+
+    def __init__(self) -> None:
+        self._new: OrderedDict[int, None] = OrderedDict()
+        self._proven: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._proven)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._new or block in self._proven
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._new
+        yield from self._proven
+
+    def add(self, block: int, proven: bool) -> None:
+        (self._proven if proven else self._new)[block] = None
+
+    def add_first(self, block: int) -> None:
+        """It is to be evicted before all that are idle."""
+        self._new[block] = None
+        self._new.move_to_end(block, last=False)
+
+    def discard(self, block: int) -> None:
+        """Somebody refers to it. Harmless if it is not idle."""
+        self._new.pop(block, None)
+        self._proven.pop(block, None)
+
+    def pop(self) -> int:
+        """Take the block that is next. There must be one."""
+        crowded = len(self._proven) > 4 * len(self._new)
+        block, _ = (self._proven if crowded or not self._new else self._new).popitem(last=False)
+        return block
+
+
+class PrefixIndex:
+    """Which block a key stands for, and the blocks among them that nobody refers to.
+
+    A key stands for one block and a block has one key. `idle` has exactly those with a key and
+    without a reference. found: those that a second sequence has started with.
+    """
+
+    __slots__ = ("blocks", "found", "idle", "keys")
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, int] = {}
         self.keys: dict[int, bytes] = {}
-        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.found: set[int] = set()
+        self.idle = Idle()
 
     def bind(self, block: int, key: bytes) -> None:
         """Let the key stand for the block, unless either of them is bound already."""
@@ -58,8 +104,22 @@ class PrefixIndex:
             self.blocks[key] = block
             self.keys[block] = key
 
+    def use(self, block: int) -> None:
+        """A sequence starts with the block, which has a key."""
+        self.idle.discard(block)
+        self.found.add(block)
+
+    def rest(self, blocks: Sequence[int], warm: int) -> None:
+        """Nobody refers to these blocks any more, a chain in its order; they have keys. Chains are
+        evicted from their end; what lies behind the first `warm`, before all that is idle."""
+        for block in reversed(blocks[:warm]):
+            self.idle.add(block, block in self.found)
+        for block in blocks[warm:]:
+            self.idle.add_first(block)
+
     def evict(self) -> int:
-        """Forget the block that has been idle longest and return it. There must be one."""
-        block, _ = self.idle.popitem(last=False)
+        """Forget the block that is next to be evicted and return it. There must be one."""
+        block = self.idle.pop()
+        self.found.discard(block)
         del self.blocks[self.keys.pop(block)]
         return block

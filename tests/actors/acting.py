@@ -75,6 +75,7 @@ async def serving(
     methods: tuple[Method, ...] = ("ngram",),
     ends=frozenset({END}),
     caching=True,
+    forming=0.0,
 ):
     info = ServingInfo(
         model="scripted", created=0, max_model_len=LENGTH, draft=None, device="none",
@@ -82,6 +83,7 @@ async def serving(
         block_size=block_size, max_num_seqs=SLOTS, kv_bytes=0, weight_bytes=0,
     )  # fmt: skip
     admission = limits(open_requests, vocab_size, blocks * block_size, methods)
+    planning = Limits(32, LENGTH, flights, caching, forming)
     with (
         ThreadPoolExecutor(1) as launch,
         ThreadPoolExecutor(1) as text,
@@ -89,7 +91,7 @@ async def serving(
     ):
         parts = Parts(
             info, pair, classify, launch, text, encoder or Letters(), decode, lambda i: f"{i},",
-            ends, Limits(32, LENGTH, flights, caching), admission, grammars or NoGrammars(),
+            ends, planning, admission, grammars or NoGrammars(),
             compiling,
         )  # fmt: skip
         supervisor = Supervisor(parts)
@@ -100,10 +102,12 @@ async def serving(
             await supervisor.stop(0.0)
 
 
-def ask(request: str, prompt: str = "hello", n: int = 1, granularity="step", **params) -> Submit:
+def ask(
+    request: str, prompt: str = "hello", n: int = 1, granularity="step", priority=0, **params
+) -> Submit:
     params.setdefault("max_tokens", 20)
     params.setdefault("seed", 5)
-    return Submit(request, TextPrompt(prompt), SamplingParams(**params), n, granularity)
+    return Submit(request, TextPrompt(prompt), SamplingParams(**params), n, granularity, priority)
 
 
 async def read(engine: Engine, submit: Submit) -> list:

@@ -25,6 +25,7 @@ class Harness:
         self.planner = Planner(self.ledger, limits)
         self.pair = ScriptedPair(block_size, **pair)
         self.judge = Judge()
+        self.now = 0.0
         self.air: deque[tuple[StepPlan, Verdict]] = deque()
         self.answers: dict[int, list[int]] = {}
         self.reasons: dict[int, str] = {}
@@ -33,12 +34,16 @@ class Harness:
 
     def add(
         self, seq: int, prompt: list[int], seed: int, max_tokens: int, k: int,
-        method: Method = "ngram", **more: object,
-    ) -> None:  # fmt: skip
+        method: Method = "ngram", priority: int = 0, **more: object,
+    ) -> Sequence:  # fmt: skip
         params = SamplingParams(seed=seed, max_tokens=max_tokens, **more)
-        admit = Admit(seq, f"r{seq}", 0, tuple(prompt), params, method if k else None, k)
+        admit = Admit(
+            seq, f"r{seq}", 0, tuple(prompt), params, method if k else None, k, priority=priority
+        )
         self.judge.open(seq, Bounds(ENDS, max_tokens), Pace(k))
-        self.planner.add(Sequence.of(admit))
+        sequence = Sequence.of(admit, self.now)
+        self.planner.add(sequence)
+        return sequence
 
     def cancel(self, seq: int) -> None:
         closed = self.planner.close(seq, "cancelled")
@@ -47,7 +52,7 @@ class Harness:
             self._note([closed])
 
     def launch(self) -> bool:
-        plan = self.planner.plan()
+        plan = self.planner.plan(self.now)
         if plan is None:
             return False
         assert sum(r.count + r.draft for r in plan.rows) <= self.planner.limits.step_tokens

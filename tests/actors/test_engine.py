@@ -8,6 +8,7 @@ import pytest
 from acting import (
     BLOCK_SIZE,
     BLOCKS,
+    SLOTS,
     DeviceFault,
     Letters,
     ask,
@@ -71,6 +72,28 @@ async def test_a_short_request_ends_before_a_long_one_that_came_first():
 
         await asyncio.gather(one("long", 100), one("short", 3))
         assert order == ["short", "long"]
+
+
+async def test_who_comes_first_by_priority_is_answered_first():
+    async with serving(ScriptedPair(BLOCK_SIZE, delay=0.001)) as supervisor:
+        order = []
+
+        async def one(name: str, priority: int):
+            submit = ask(name, n=4, priority=priority, max_tokens=12, ignore_eos=True)
+            await read(supervisor.engine, submit)
+            order.append(name)
+
+        await asyncio.gather(one("first", 0), one("late", 7), one("soon", 0), one("now", -7))
+        assert order == ["now", "first", "soon", "late"]
+
+
+async def test_a_batch_that_forms_starts_by_itself_and_at_once_when_it_is_full():
+    pair = ScriptedPair(BLOCK_SIZE)
+    async with serving(pair, forming=0.05) as supervisor:
+        await asyncio.gather(*(read(supervisor.engine, ask(f"r{i}", "ab"[i])) for i in range(2)))
+        assert len(pair.steps[0].openings) == 2
+    async with serving(ScriptedPair(BLOCK_SIZE), forming=60.0) as supervisor:
+        await read(supervisor.engine, ask("r", n=SLOTS))
 
 
 async def test_n_sequences_have_seeds_of_their_own_and_one_end_each():

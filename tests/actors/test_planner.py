@@ -18,6 +18,7 @@ arrivals = st.lists(
         st.integers(1, 40),  # prompt
         st.integers(1, 30),  # max_tokens
         st.integers(0, 6),  # k
+        st.sampled_from([0, 0, 0, -1, 5]),  # priority
         st.integers(0, 25),  # arrival
         st.one_of(st.none(), st.integers(0, 40)),  # cancel this long after the arrival
     ),
@@ -50,15 +51,15 @@ def test_any_schedule_gives_the_same_tokens_and_returns_every_block(
     h = Harness(blocks, block_size, slots, limits, fault=fault)
     capacity = blocks * block_size
     plan = {}
-    for seq, (prompt_len, max_tokens, k, arrival, cancel) in enumerate(requests):
+    for seq, (prompt_len, max_tokens, k, rank, arrival, cancel) in enumerate(requests):
         prompt_len = min(prompt_len, capacity - 2)
         max_tokens = min(max_tokens, capacity - prompt_len)
         prompt = [rng.randrange(4, 97) for _ in range(prompt_len)]
-        plan[seq] = (prompt, rng.randrange(2**20), max_tokens, k, arrival, cancel)
+        plan[seq] = (prompt, rng.randrange(2**20), max_tokens, k, rank, arrival, cancel)
     for tick in range(90):
-        for seq, (prompt, seed, max_tokens, k, arrival, cancel) in plan.items():
+        for seq, (prompt, seed, max_tokens, k, rank, arrival, cancel) in plan.items():
             if tick == arrival:
-                h.add(seq, prompt, seed, max_tokens, k)
+                h.add(seq, prompt, seed, max_tokens, k, priority=rank)
             if cancel is not None and tick == arrival + cancel:
                 h.cancel(seq)
         while h.launch():
@@ -92,8 +93,7 @@ def test_the_newest_gives_way_and_the_oldest_never_does():
     h = Harness(blocks=8, block_size=4, slots=4, limits=Limits(64, 32))
     sequences = []
     for seq in range(3):
-        h.add(seq, [5 + seq] * 8, seed=11 * seq + 5, max_tokens=20, k=0)
-        sequences.append(h.planner.waiting[-1])
+        sequences.append(h.add(seq, [5 + seq] * 8, seed=11 * seq + 5, max_tokens=20, k=0))
     h.drain()
     assert h.planner.preemptions > 0
     assert sequences[0].preemptions == 0

@@ -30,6 +30,7 @@ VALUES = {
     "max_num_seqs": st.integers(1, 4096),
     "max_num_batched_tokens": st.none() | st.integers(1 << 19, 1 << 20),
     "max_flights": st.integers(1, 4),
+    "max_waiting_time": st.floats(0.0, 60.0),
     "block_size": st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
     "kv_memory": st.just("auto") | st.integers(1, 1 << 50),
     "memory_utilization": st.floats(0.01, 1.0),

@@ -108,6 +108,14 @@ async def test_every_parameter_reaches_the_engine_whichever_way_it_came(edge, fi
     assert [submit.params for submit in edge.engine.submits] == [SamplingParams(**params)] * 4
 
 
+@pytest.mark.parametrize("priority", [-100, 0, 100])
+async def test_the_priority_reaches_the_engine(edge, priority):
+    for path, body in ROUTES.items():
+        await edge.post_json(path, {**body, "priority": priority})
+    await socket_answer(edge, {**CHAT, "priority": priority})
+    assert [submit.priority for submit in edge.engine.submits] == [priority] * 3
+
+
 async def test_all_parameters_at_once(edge):
     fields, params = dict(SAME), dict(SAME)
     for name, value in DIFFERENT[1:]:

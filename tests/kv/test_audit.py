@@ -108,13 +108,13 @@ def test_a_free_block_with_a_key():
 
 def test_a_cached_block_that_is_lost():
     ledger = sharing()
-    ledger.pool.prefixes.idle.pop(7)
+    ledger.pool.prefixes.idle.discard(7)
     expect(ledger, ("block 7", "lost", "CACHED"))
 
 
 def test_a_cached_block_that_somebody_holds():
     ledger = sharing()
-    ledger.pool.prefixes.idle[0] = None
+    ledger.pool.prefixes.idle.add(0, proven=True)
     expect(ledger, ("block 0", "3 owners", "the prefix cache", "sequence 1", "sequence 4"))
 
 

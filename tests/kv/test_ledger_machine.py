@@ -43,7 +43,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tables: dict[int, list[int]] = {}
         self.fences: list[tuple[int, list[int]]] = []
         self.keys: dict[int, bytes] = {}
-        self.idle: list[int] = []
+        self.idle: set[int] = set()
         self.landed = -1
         self.peak = 0
         self.touched: set[int] = set()
@@ -59,10 +59,10 @@ class LedgerMachine(RuleBasedStateMachine):
         return [self.state(block) for block in range(self.total)]
 
     def forsake(self, blocks: list[int]) -> None:
-        """The table with these blocks is gone: those with keys are idle, the last one longest."""
-        for block in reversed(blocks):
+        """The table with these blocks is gone: those with keys are idle."""
+        for block in blocks:
             if self.state(block) == "free" and block in self.keys:
-                self.idle.append(block)
+                self.idle.add(block)
 
     @rule(data=st.data())
     def open(self, data: st.DataObject) -> None:
@@ -91,11 +91,11 @@ class LedgerMachine(RuleBasedStateMachine):
             assert added is None
             return
         assert len(added) == len(set(added)) == missing
-        evicted = max(0, missing - free)
-        assert list(added[missing - evicted :]) == self.idle[:evicted], "not the longest idle"
-        for block in self.idle[:evicted]:
+        evicted = added[min(free, missing) :]
+        assert set(evicted) <= self.idle, "a block that was not idle was evicted"
+        for block in evicted:
             del self.keys[block]
-        del self.idle[:evicted]
+        self.idle.difference_update(evicted)
         assert all(self.state(block) == "free" for block in added), "a block in use was handed out"
         table.extend(added)
         self.touched.update(added)
@@ -121,10 +121,10 @@ class LedgerMachine(RuleBasedStateMachine):
         either = data.draw(st.permutations([chain, (unknown[:1] or [b"?"]) * len(chain)]))
         found = self.ledger.find(*either)
         assert found == wanted
-        assert self.ledger.idle_among(found) == len(set(found) & set(self.idle))
+        assert self.ledger.idle_among(found) == len(self.idle & set(found))
         self.ledger.share(seq, found)
         self.tables[seq].extend(found)
-        self.idle = [block for block in self.idle if block not in found]
+        self.idle.difference_update(found)
 
     @precondition(anything_open)
     @rule(data=st.data(), ahead=st.one_of(st.none(), st.integers(-3, 4)))

@@ -113,6 +113,44 @@ def test_what_was_found_again_is_evicted_later():
     assert (len(ledger.find(chain)), ledger.find(other)) == (1, [])
 
 
+def kept(chains: dict[str, list[bytes]], ledger: Ledger) -> dict[str, int]:
+    return {name: len(ledger.find(chain)) for name, chain in chains.items()}
+
+
+def test_what_was_never_found_goes_before_what_was_however_long_that_has_been_idle():
+    ledger = Ledger(8, 4, 2)
+    chains = {name: keys([i] * 16) for i, name in enumerate(("old", "new"))}
+    for chain in chains.values():
+        ledger.open(1)
+        ledger.grow(1, 16)
+        ledger.publish(1, chain, 0)
+        ledger.release(1, None)
+        if chain is chains["old"]:
+            ledger.open(2)
+            ledger.share(2, ledger.find(chain))
+            ledger.release(2, None)
+    ledger.open(3)
+    for taken, left in ((3, (4, 1)), (4, (4, 0)), (5, (3, 0))):
+        ledger.grow(3, 4 * taken)
+        assert kept(chains, ledger) == dict(zip(("old", "new"), left, strict=True))
+
+
+def test_what_a_table_leaves_beyond_its_share_goes_before_all_else():
+    ledger = Ledger(12, 4, 4)
+    chains = {"short": keys([1] * 8), "long": keys([2] * 32)}
+    assert ledger.fair_share == 3
+    for seq, chain in enumerate(chains.values()):
+        ledger.open(seq)
+        ledger.grow(seq, 4 * len(chain))
+        ledger.publish(seq, chain, 0)
+        ledger.release(seq, None)
+    ledger.open(3)
+    ledger.grow(3, 4 * 7)
+    assert kept(chains, ledger) == {"short": 2, "long": 3}
+    ledger.grow(3, 4 * 8)
+    assert kept(chains, ledger) == {"short": 1, "long": 3}
+
+
 def test_the_first_to_publish_a_key_keeps_it():
     ledger, chain = published(used=1)
     ledger.open(2)
