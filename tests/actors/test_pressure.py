@@ -206,6 +206,14 @@ visits = st.builds(
 )  # fmt: skip
 
 
+class Audited(Simulator):
+    """Checks the ledger after every step."""
+
+    def _land(self) -> None:
+        super()._land()
+        assert self.ledger.check() == []
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(visits, min_size=1, max_size=14),
@@ -219,14 +227,51 @@ visits = st.builds(
 def test_every_visit_ends_and_every_block_comes_back(
     coming, blocks, block_size, slots, tokens, flights, forming
 ):
-    coming = [v for v in coming if len(v.prompt) + v.output <= blocks * block_size]
     limits = Limits(max(tokens, 2 * slots), blocks * block_size, flights, forming=forming)
-    simulator = Simulator(Ledger(blocks, block_size, slots), limits)
-    for story in simulator.run(coming):
+    play_out(coming, Ledger(blocks, block_size, slots), limits)
+
+
+def play_out(coming: list[Visit], ledger: Ledger, limits: Limits) -> None:
+    coming = [v for v in coming if len(v.prompt) + v.output <= limits.length]
+    for story in Audited(ledger, limits).run(coming):
         if story.reason == "cancelled":
             assert story.visit.leaves is not None
         else:
             assert (story.reason, len(story.times)) == ("length", story.visit.output)
-    counts = simulator.ledger.counts()
+    counts = ledger.counts()
     assert counts["free"] + counts["cached"] == counts["total"]
-    assert simulator.ledger.check() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_thousand_random_schedules():
+    """Long-tailed lengths, half of the clients leave, pools with room for two or three."""
+    rng = random.Random(11)
+
+    def visit() -> Visit:
+        length = min(200, 1 + int(rng.lognormvariate(2.5, 1.2)))
+        output = min(80, 1 + int(rng.lognormvariate(2.0, 1.0)))
+        stem, at = rng.randrange(3), rng.expovariate(1.0)
+        return Visit(
+            at=at,
+            prompt=tuple(stem * i % 97 for i in range(length)),
+            output=output,
+            priority=rng.choice((0, 0, 0, -1, 4)),
+            method=rng.choice(("ngram", "draft")),
+            k=rng.randrange(6),
+            salt=rng.choice(("", "", "a")),
+            leaves=at + rng.expovariate(1.0) if rng.random() < 0.5 else None,
+        )
+
+    for _ in range(10_000):
+        block_size, slots = rng.choice((1, 4, 16)), rng.randint(1, 6)
+        blocks = -(-300 // block_size) + rng.randrange(100)
+        limits = Limits(
+            step_tokens=rng.randint(2 * slots, 96),
+            length=blocks * block_size,
+            flights=rng.randint(1, 3),
+            caching=rng.random() < 0.9,
+            forming=rng.choice((0.0, 0.0, 0.2)),
+        )
+        coming = [visit() for _ in range(rng.randint(1, 12))]
+        play_out(coming, Ledger(blocks, block_size, slots), limits)
