@@ -1,4 +1,4 @@
-"""The front door: `paceline serve | chat | draft probe | draft train | version`.
+"""The front door: `paceline serve | chat | draft probe | draft train | plan | tune | version`.
 
 Each command has a parser of its own and is imported when it is called, so that one command does
 not pay for another's libraries.
@@ -79,6 +79,7 @@ def serve(argv: Sequence[str]) -> int:
 
 def _serve(settings: Settings) -> int:
     from .actors import logs
+    from .actors.sources import SettingsError
     from .models.errors import ModelError
     from .startup import StartUp
 
@@ -90,7 +91,7 @@ def _serve(settings: Settings) -> int:
             from .serving import run
 
             code = run_loop(run(settings, display))
-    except (ModelError, OSError) as error:
+    except (ModelError, SettingsError, OSError) as error:
         return refuse(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -115,16 +116,8 @@ def chat(argv: Sequence[str]) -> int:
 
 def draft(argv: Sequence[str]) -> int:
     """Measure or make drafts: the next word says which."""
-    from .actors.sources import SettingsError
-    from .models.errors import ModelError
-
     parser = Parser(prog="paceline draft", description="The workshop of drafts.")
-    try:
-        return _dispatch(parser, DRAFT_COMMANDS, argv)
-    except (SettingsError, ModelError, OSError) as error:
-        return refuse(error)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return _refusing(lambda words: _dispatch(parser, DRAFT_COMMANDS, words), argv)
 
 
 def _probe(argv: Sequence[str]) -> int:
@@ -137,6 +130,33 @@ def _train(argv: Sequence[str]) -> int:
     from .draft.train_command import train
 
     return train(argv)
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Say what a configuration will hold, without loading it."""
+    from .planning import plan as say
+
+    return _refusing(say, argv)
+
+
+def tune(argv: Sequence[str]) -> int:
+    """Say what suits recorded traffic."""
+    from .tuning import tune as say
+
+    return _refusing(say, argv)
+
+
+def _refusing(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Run a command that reads settings and models; what they complain of is refused."""
+    from .actors.sources import SettingsError
+    from .models.errors import ModelError
+
+    try:
+        return command(argv)
+    except (SettingsError, ModelError, OSError) as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def version(argv: Sequence[str]) -> int:
@@ -155,5 +175,7 @@ COMMANDS: Commands = {
     "serve": (serve, "serve a model over HTTP and WebSocket"),
     "chat": (chat, "talk to a running server"),
     "draft": (draft, "measure or make drafts"),
+    "plan": (plan, "what a configuration will hold, and how fast it can be"),
+    "tune": (tune, "which settings suit recorded traffic"),
     "version": (version, "print the version"),
 }

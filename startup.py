@@ -83,8 +83,8 @@ def summary(info: ServingInfo, address: str) -> dict[str, str]:
         "weights": _size(info.weight_bytes),
         "pool": f"{info.blocks} blocks, {info.pool_tokens} tokens, {_size(info.kv_bytes)}",
         "largest_concurrency": (
-            f"{info.max_concurrency_at_max_len:.1f} sequences of {info.max_model_len} tokens; "
-            f"at most {info.max_num_seqs} at once"
+            f"{info.max_concurrency_at_max_len:.1f} sequences of {info.max_model_len} tokens, "
+            f"{info.planned_concurrency} to plan with; at most {info.max_num_seqs} at once"
         ),
         "speculation": f"{default}; on request: {others}" if others else default,
         "exact": "the same text in any company" if info.exact else "not promised on this device",

@@ -12,10 +12,12 @@ from typing import Literal
 
 import msgspec
 
+from ..kv.budget import with_margin
 from ..kv.capacity import concurrency
 from ..spec.params import InputError, Method
 from .actor import Post
 from .detokenizer import Decode
+from .forecast import Forecast
 from .messages import Abandon, AbandonReason, Event, Inspect, Inspection, Message, Submit
 from .metrics import Metrics
 from .outbox import Outbox, Outboxes
@@ -42,6 +44,9 @@ class ServingInfo(msgspec.Struct, frozen=True):
     weight_bytes: int
     exact: bool = True
     """Whether a text is promised not to depend on what else is computed beside it."""
+    forecast: Forecast | None = None
+    """What was to be expected of weights and pool before they were there; None for an engine that
+    was not made of settings."""
 
     @property
     def pool_tokens(self) -> int:
@@ -51,6 +56,11 @@ class ServingInfo(msgspec.Struct, frozen=True):
     def max_concurrency_at_max_len(self) -> float:
         """Sequences of max_model_len tokens that the pool holds at once."""
         return concurrency(self.blocks, self.block_size, self.max_model_len)
+
+    @property
+    def planned_concurrency(self) -> int:
+        """The same with a margin, in whole sequences: what to plan with."""
+        return with_margin(self.max_concurrency_at_max_len)
 
 
 class Stream:

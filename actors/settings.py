@@ -23,6 +23,8 @@ from ..spec.params import MAX_DRAFT
 
 TILE = 64
 """Keys that attention reads at once; blocks must divide it."""
+DEFAULT_BLOCK = 16
+"""Tokens of a block where nothing says what would suit."""
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -111,7 +113,14 @@ class Settings(BaseSettings):
         le=60,
     )
 
-    block_size: int = _setting("memory", 16, f"Tokens per KV block; must divide {TILE}.", ge=1)
+    block_size: Literal["auto"] | Annotated[int, Field(ge=1)] = _setting(
+        "memory",
+        DEFAULT_BLOCK,
+        f"Tokens per KV block; must divide {TILE}; auto: what suits the lengths in traffic.",
+    )
+    traffic: Annotated[Path | None, _Unset] = _setting(
+        "memory", None, "Log of requests whose lengths block_size auto and plan go by; none: none."
+    )
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(gt=0)] = _setting(
         "memory",
         "auto",
@@ -155,8 +164,8 @@ class Settings(BaseSettings):
 
     @field_validator("block_size")
     @classmethod
-    def _divides_tile(cls, value: int) -> int:
-        if TILE % value:
+    def _divides_tile(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and TILE % value:
             raise ValueError(f"must divide {TILE}")
         return value
 

@@ -14,17 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from ..kv.capacity import (
-    KvShape,
-    block_bytes,
-    cpu_budget,
-    gpu_budget,
-    pool_blocks,
-    read_available_memory,
-)
+from ..kv.budget import Machine, pool_size
+from ..kv.capacity import KvShape, read_available_memory
 from ..kv.tensors import allocate, allocated_bytes
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
@@ -34,8 +29,9 @@ from ..models.source import companion, resolve
 from ..models.tokenizer import TextCodec
 from ..models.weights import load_weights
 from ..spec.drafter import Drafter
-from ..spec.drafts import Draft, Origin, load_draft
+from ..spec.drafts import Origin, load_draft
 from ..spec.failure import classify
+from ..spec.footprint import footprint
 from ..spec.grammar import Grammars
 from ..spec.ngram import NgramDrafter
 from ..spec.pacing import DEFAULT_K, FREE_ROWS, MODEL_K, ModelPace
@@ -44,20 +40,16 @@ from ..spec.params import Method
 from ..spec.suffix import SuffixDrafter
 from .admission import AdmissionLimits
 from .engine import ServingInfo
+from .forecast import Subject, forecast, wish_of
 from .planner import Limits
 from .settings import Settings
 from .supervisor import Parts
-
-POOL_LENGTH = 2048
-"""Tokens per sequence that the default pool on a CPU has room for, times max_num_seqs."""
-
-ACTIVATIONS_PER_TOKEN = 24
-"""Bytes of a GPU kept free for each hidden unit and each logit of a step's token, generously."""
+from .traffic import known_lengths
 
 
 async def load(settings: Settings, progress: Progress = silent) -> Parts:
     """Fetch, read and place everything. Raises ModelError with a sentence for the user."""
-    device = _device(settings.device)
+    device = device_of(settings)
     launch = _thread("paceline-launch", partial(_prepare_thread, settings.threads))
     text = _thread("paceline-text")
     try:
@@ -114,22 +106,38 @@ class _Built:
 
 def _build(settings: Settings, device: torch.device, progress: Progress) -> _Built:
     """Runs in the launch thread: both models, the pool, the pair."""
-    dtype = _dtype(settings.dtype)
+    lengths = known_lengths(settings)
+    dtype = dtype_of(settings)
     directory = resolve(settings.model, settings.cache_dir, progress)
     config = load_config(directory)
     weights = load_weights(directory, _as_stage("model", progress))
     codec = TextCodec.load(directory)
-    draft = _draft(settings, Origin(directory, config, weights, codec), progress)
-    length = _length(settings.max_model_len, directory, config)
+    drafts_from = draft_directory(settings, progress)
+    draft = None
+    if drafts_from is not None:
+        origin = Origin(directory, config, weights, codec)
+        draft = load_draft(drafts_from, origin, _as_stage("draft", progress))
+    length = length_of(settings, directory, config)
+    foreseen = footprint(
+        directory, config, drafts_from, dtype=dtype, device=device.type,
+        step_tokens=settings.batched_tokens(device.type),
+    )  # fmt: skip
+    wish = wish_of(settings, length, foreseen, lengths)
     target = Decoder(config, weights, device=device, dtype=dtype)
     placed = draft(target) if draft else None
-    shape = KvShape(config.layers, config.kv_heads, config.head_dim, dtype.itemsize)
-    blocks = _pool(settings, device, length, config, (shape, placed.kv if placed else None))
+    weight_bytes = target.weight_bytes + (placed.weight_bytes if placed else 0)
+    machine = machine_of(settings, kind_of(device), held=weight_bytes)
+    taken = weight_bytes if device.type == "cpu" else torch.cuda.memory_allocated(device)
+    try:
+        blocks = pool_size(machine, foreseen.holding(taken), wish)
+        expected = forecast(subject_of(settings), machine, foreseen, wish, lengths)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
 
     def place(shape: KvShape) -> list[torch.Tensor]:
-        return allocate(shape, blocks, settings.block_size, dtype, device)
+        return allocate(shape, blocks, wish.block_size, dtype, device)
 
-    caches = place(shape)
+    caches = place(foreseen.target.kv)
     kv_bytes = allocated_bytes(caches)
     grammars = Grammars(codec.json, config.vocab_size, frozenset(config.eos_ids))
     drafters: dict[Method, Drafter] = {
@@ -138,16 +146,17 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     }
     if placed is not None:
         draft_caches = place(placed.kv)
-        kv_bytes += allocated_bytes(draft_caches)
         pace = ModelPace(settings.num_speculative_tokens or MODEL_K, FREE_ROWS[device.type])
-        drafters["draft"] = placed.drafter(draft_caches, settings.block_size, pace)
+        drafter = placed.drafter(draft_caches, wish.block_size, pace)
+        drafters["draft"] = drafter
+        kv_bytes += allocated_bytes(draft_caches) + drafter.state_bytes
     pair = ModelPair(
         target,
         caches,
         drafters,
         slots=settings.max_num_seqs,
         max_len=length,
-        block_size=settings.block_size,
+        block_size=wish.block_size,
         ends=frozenset(config.eos_ids),
         grammars=grammars,
     )
@@ -156,18 +165,19 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         model=settings.public_name,
         created=int(time.time()),
         max_model_len=length,
-        draft=_draft_name(settings) if draft else None,
+        draft=draft_name(settings),
         device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=expected.dtype,
         methods=tuple(drafters),
         default_method=default_method,
         default_k=_draft_lengths(settings)[default_method] if default_method else 0,
         blocks=blocks,
-        block_size=settings.block_size,
+        block_size=wish.block_size,
         max_num_seqs=settings.max_num_seqs,
         kv_bytes=kv_bytes,
-        weight_bytes=target.weight_bytes + (placed.weight_bytes if placed else 0),
+        weight_bytes=weight_bytes,
         exact=target.exact,
+        forecast=expected,
     )
     return _Built(directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size)
 
@@ -176,56 +186,63 @@ def _as_stage(name: str, progress: Progress) -> Progress:
     return lambda _, done, total: progress(name, done, total)
 
 
-def _draft_name(settings: Settings) -> str | None:
+def subject_of(settings: Settings, *, given: bool = False) -> Subject:
+    """What a forecast of these settings is of. given: whether the memory was said, not found."""
+    draft = draft_name(settings)
+    return Subject(
+        settings.public_name,
+        draft,
+        str(dtype_of(settings)).removeprefix("torch."),
+        "given" if given else "found on this machine",
+        (settings.num_speculative_tokens or MODEL_K) if draft else 0,
+    )
+
+
+def draft_name(settings: Settings) -> str | None:
     """The draft to look for: what the settings say, or what comes with the model."""
     if settings.draft != "auto":
         return settings.draft
     return companion(settings.model)
 
 
-def _draft(settings: Settings, target: Origin, progress: Progress) -> Draft | None:
-    name = _draft_name(settings)
-    if name is None:
-        return None
-    directory = resolve(name, settings.cache_dir, progress)
-    return load_draft(directory, target, _as_stage("draft", progress))
+def draft_directory(settings: Settings, progress: Progress = silent) -> Path | None:
+    name = draft_name(settings)
+    return None if name is None else resolve(name, settings.cache_dir, progress)
 
 
-def _length(wanted: int | None, directory: Path, config: ModelConfig) -> int:
+def length_of(settings: Settings, directory: Path, config: ModelConfig) -> int:
     """The longest sequence. ModelError where one is wanted that the model cannot follow."""
-    longest = config.max_position
+    wanted, longest = settings.max_model_len, config.max_position
     if wanted is not None and wanted > longest:
         raise ModelError(f"max_model_len {wanted} exceeds the {longest} positions of {directory}")
     return wanted or longest
 
 
-def _pool(
-    settings: Settings,
-    device: torch.device,
-    length: int,
-    config: ModelConfig,
-    shapes: tuple[KvShape, KvShape | None],
-) -> int:
-    """Blocks of the pool, for target and draft. ModelError when not even two of them fit."""
-    per_block = block_bytes(settings.block_size, *shapes)
-    longest = -(-length // settings.block_size)
-    if settings.kv_memory != "auto":
-        budget = int(settings.kv_memory)
-    elif device.type == "cpu":
-        wanted = settings.max_num_seqs * min(length, POOL_LENGTH) // settings.block_size
-        budget = cpu_budget(read_available_memory(), max(wanted, longest) * per_block)
-    else:
-        width = config.hidden_size + config.intermediate_size + config.vocab_size
-        budget = gpu_budget(
-            torch.cuda.mem_get_info(device)[1],
-            settings.memory_utilization,
-            torch.cuda.memory_allocated(device),
-            settings.batched_tokens("cuda") * width * ACTIVATIONS_PER_TOKEN,
-        )
-    blocks = pool_blocks(budget, settings.block_size, *shapes)
-    if blocks < 2:
-        raise ModelError(f"{budget} bytes for KV are too few: two blocks take {2 * per_block}")
-    return min(blocks, longest * settings.max_num_seqs)
+def machine_of(
+    settings: Settings, kind: Literal["cpu", "cuda"], memory: int | None = None, held: int = 0
+) -> Machine:
+    """The machine to plan for. memory: as said; None for what there is, and then `held` is what
+    weights have taken of it already. ModelError for a GPU that is not here and was not described.
+    """
+    if kind == "cuda":
+        if memory is None:
+            if not torch.cuda.is_available():
+                raise ModelError(
+                    "device cuda: no GPU is here, so say with --memory how much it has"
+                )
+            memory = torch.cuda.mem_get_info()[1]
+        return Machine("cuda", memory, settings.memory_utilization)
+    return Machine("cpu", _free_memory(settings) + held if memory is None else memory)
+
+
+def _free_memory(settings: Settings) -> int:
+    """What this process may still have; where that cannot be read, what is wished for."""
+    try:
+        return read_available_memory()
+    except OSError:
+        if settings.kv_memory == "auto":
+            raise
+        return int(settings.kv_memory)
 
 
 def _default_method(settings: Settings, has_draft: bool) -> Method | None:
@@ -246,7 +263,9 @@ def _draft_lengths(settings: Settings) -> dict[Method, int]:
     return DEFAULT_K if asked is None else dict.fromkeys(DEFAULT_K, asked)
 
 
-def _device(name: str) -> torch.device:
+def device_of(settings: Settings) -> torch.device:
+    """Where to run. ModelError for a device that is not here."""
+    name: str = settings.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -254,8 +273,14 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str) -> torch.dtype:
-    return torch.bfloat16 if name == "auto" else getattr(torch, name)
+def kind_of(device: torch.device) -> Literal["cpu", "cuda"]:
+    return "cuda" if device.type == "cuda" else "cpu"
+
+
+def dtype_of(settings: Settings) -> torch.dtype:
+    name = "bfloat16" if settings.dtype == "auto" else settings.dtype
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def _thread(name: str, initializer: Callable[[], None] | None = None) -> ThreadPoolExecutor:

@@ -11,6 +11,7 @@ from . import ops
 from .boundary import ENGINE, OPTIONS, EdgeOptions, boundary, stamp
 from .chat import chat_completions
 from .completions import completions
+from .plan import plan
 from .socket import SOCKETS, close_sockets, converse
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def make_app(engine: Engine, options: EdgeOptions | None = None) -> web.Applicat
             web.post("/v1/completions", completions),
             web.get("/v1/models", ops.models),
             web.get("/v1/models/{id:.+}", ops.model),
+            web.get("/v1/plan", plan),
             web.get("/v1/ws", converse),
             web.delete("/v1/requests/{id:.+}", ops.cancel),
             web.get("/health/live", ops.live),

@@ -37,9 +37,9 @@ def load_head_tensors(
     """
     named: dict[str, Tensor] = {}
     for name, tensor in load_weights(directory, progress).items():
-        if _name(name) in named:
-            raise ModelError(f"{directory} holds two tensors of the name {_name(name)}")
-        named[_name(name)] = tensor
+        if layout_name(name) in named:
+            raise ModelError(f"{directory} holds two tensors of the name {layout_name(name)}")
+        named[layout_name(name)] = tensor
     ids = _target_ids(config, named.pop("d2t", None), directory)
     known = named.pop("t2d", None)
     if known is not None:
@@ -86,7 +86,8 @@ def _must_agree(config: HeadConfig, ids: Tensor, known: Tensor, directory: Path)
         )
 
 
-def _name(name: str) -> str:
+def layout_name(name: str) -> str:
+    """A tensor's name in the layout of `speculators`, whichever layout it is named in."""
     name = name.removeprefix("model.")
     return FIRST + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
 

@@ -85,6 +85,7 @@ class Loader:
         weight = self.take(*(f"{prefix}{name}.weight" for name in names))
         biases = self.take(*(f"{prefix}{name}.bias" for name in names)) if bias else None
         made = Linear(weight, biases)
+        self.nbytes += made.nbytes - weight.nbytes - (0 if biases is None else biases.nbytes)
         self.exact &= made.exact
         return made
 
@@ -107,6 +108,7 @@ class Loader:
         if config.qk_norm:
             q, k = self.take(prefix + "q_norm.weight"), self.take(prefix + "k_norm.weight")
             norm = torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1)))
+            self.nbytes += norm.nbytes - q.nbytes - k.nbytes
         return Attention(
             config=config,
             qkv=self.linear(prefix, "q_proj", "k_proj", "v_proj", bias=config.qkv_bias),

@@ -46,9 +46,10 @@ class Linear:
         packed: whether `weight` itself is no longer needed. nbytes: what the product occupies.
         exact: whether a row's bits are the same in any company, as far as was tried.
         """
-        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         packed = _packed(weight, bias)
         self.packed = packed is not None
+        matrix = weight.nbytes if packed is None else packed.nbytes
+        self.nbytes = matrix + (0 if bias is None else bias.nbytes)
         product = packed or _plain(weight, bias)
         least, multiple, self.exact = padding(tuple(weight.shape), weight.dtype, weight.device)
         unpadded = (least, multiple) == PADDINGS[0]
@@ -62,26 +63,60 @@ def _plain(weight: Tensor, bias: Tensor | None) -> Product:
     return lambda x: torch.nn.functional.linear(x, weight, bias)
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> Product | None:
-    """The product by oneDNN's packed kernels, or None where this torch or CPU has none."""
-    if weight.device.type != "cpu" or not _can_pack(weight.dtype):
+class Packed:
+    """The product by oneDNN's packed kernels. nbytes: what the packed matrix occupies, which is
+    more than the plain one where its sides are not multiples of what the kernels step by."""
+
+    __slots__ = ("_bias", "_run", "_weight", "nbytes")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        ops = torch.ops.mkldnn
+        self._weight = ops._reorder_linear_weight(weight.contiguous(), 16)
+        self._bias = bias
+        self._run = ops._linear_pointwise.default
+        self.nbytes = int(ops._nbytes(self._weight))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self._run(x, self._weight, self._bias, "none", [], "")
+        return y
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Packed | None:
+    """The packed product, or None where this torch or CPU has none."""
+    if weight.device.type != "cpu" or not can_pack(weight.dtype):
         return None
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
-    run = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: run(x, packed, bias, "none", [], "")
+    return Packed(weight, bias)
 
 
 @cache
-def _can_pack(dtype: torch.dtype) -> bool:
+def can_pack(dtype: torch.dtype) -> bool:
     """Whether the packed product exists here and is right. It is not a public operation of
     torch, so it may be missing or refuse a dtype: the plain product is always there."""
     weight, x = torch.eye(16, dtype=dtype), torch.ones(4, 16, dtype=dtype)
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
-        y = torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], "")
+        y = Packed(weight, None)(x)
     except (AttributeError, RuntimeError, TypeError):
         return False
     return torch.equal(x, y)
+
+
+SAMPLE_ROWS = 256
+"""Rows that are packed to learn what a matrix of many will occupy: a multiple of every step by
+which the kernels take rows."""
+
+
+@cache
+def matrix_bytes(out: int, inputs: int, dtype: torch.dtype, device: str) -> int:
+    """What the matrix [out, inputs] of a `Linear` occupies on a device of type `device`, without
+    making it: of a packed one a few rows are packed to see, and SAMPLE_ROWS for the rest."""
+    if device != "cpu" or not can_pack(dtype):
+        return out * inputs * dtype.itemsize
+    more = max(0, out // SAMPLE_ROWS - 1)
+    sizes = [
+        Packed(torch.zeros(rows, inputs, dtype=dtype), None).nbytes
+        for rows in (out - more * SAMPLE_ROWS, SAMPLE_ROWS)
+    ]
+    return sizes[0] + more * sizes[1]
 
 
 def _padded(product: Product, least: int, multiple: int) -> Product:

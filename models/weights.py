@@ -47,6 +47,23 @@ def load_weights(directory: Path | str, progress: Progress = silent) -> dict[str
     return tensors
 
 
+def stored_shapes(directory: Path | str) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the tensors that `load_weights` would read, by name; None where the directory holds
+    no weights at all. Reads headers only. Raises ModelError as `load_weights` does."""
+    directory = Path(directory)
+    if not ((directory / WEIGHTS).is_file() or (directory / INDEX).is_file()):
+        return None
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, names in _shards(directory).items():
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in _wanted(path, names, file.keys()):
+                    shapes[name] = tuple(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"cannot read {path}: {error}") from error
+    return shapes
+
+
 def _shards(directory: Path) -> dict[Path, set[str] | None]:
     """The files to read, with the tensors each must hold (None: whatever it holds)."""
     if not directory.is_dir():

@@ -24,8 +24,9 @@ from ..models.progress import Progress, silent
 from ..models.tokenizer import TextCodec, same_tokenizer
 from ..models.weights import load_weights
 from .draft_model import DraftModel
-from .drafter import Drafter
+from .footprint import head_kv_shape, kv_shape
 from .head import HeadDrafter
+from .model_drafter import ModelDrafter
 from .pacing import ModelPace
 
 
@@ -36,7 +37,7 @@ class PlacedDraft:
 
     kv: KvShape
     weight_bytes: int
-    drafter: Callable[[list[Tensor], int, ModelPace], Drafter]
+    drafter: Callable[[list[Tensor], int, ModelPace], ModelDrafter]
 
 
 Draft = Callable[[Decoder], PlacedDraft]
@@ -106,8 +107,7 @@ def _read_head(
 def _head_draft(config: HeadConfig, tensors: dict[str, Tensor]) -> Draft:
     def place(target: Decoder) -> PlacedDraft:
         head = Head(config, tensors, target)
-        state = len(config.taps) * config.target_hidden_size * target.dtype.itemsize
-        kv = replace(_shape(config, target), block_state=state)
+        kv = head_kv_shape(config, target.dtype)
         return PlacedDraft(kv, head.weight_bytes, partial(HeadDrafter, head))
 
     return place
@@ -119,13 +119,9 @@ def _model_draft(config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
         far = replace(config, max_position=positions)
         own = Decoder(far, tensors, device=target.device, dtype=target.dtype)
 
-        def drafter(caches: list[Tensor], block_size: int, pace: ModelPace) -> Drafter:
+        def drafter(caches: list[Tensor], block_size: int, pace: ModelPace) -> ModelDrafter:
             return DraftModel(own, caches, block_size, target.config.vocab_size, pace)
 
-        return PlacedDraft(_shape(config, target), own.weight_bytes, drafter)
+        return PlacedDraft(kv_shape(config, target.dtype), own.weight_bytes, drafter)
 
     return place
-
-
-def _shape(config: HeadConfig | ModelConfig, target: Decoder) -> KvShape:
-    return KvShape(config.layers, config.kv_heads, config.head_dim, target.dtype.itemsize)

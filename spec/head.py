@@ -57,6 +57,7 @@ class HeadDrafter(ModelDrafter):
         self._unknown = torch.zeros(1, width, dtype=head.dtype, device=head.device)
         # The target's state of the last token of every block.
         self._tails = self._unknown.new_zeros(caches[0].shape[1], width)
+        self.state_bytes = self._tails.nbytes
 
     def open(self, slot: Slot) -> None:
         super().open(slot)

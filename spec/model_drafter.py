@@ -28,9 +28,12 @@ from .slots import Slot
 class ModelDrafter(ABC):
     """Drafts for every window at once. The first round brings the draft's KV up to the known
     tokens, whatever each window lacks, and draws the first guesses; each further round feeds the
-    guesses of the last one to the windows that want more."""
+    guesses of the last one to the windows that want more.
+
+    state_bytes: what it keeps of all blocks beside its KV."""
 
     method: Method = "draft"
+    state_bytes: int = 0
 
     def __init__(
         self,

@@ -65,6 +65,8 @@ def paceline(*argv: str, **options) -> subprocess.CompletedProcess[str]:
         (["draft", "prove"], "invalid choice: 'prove' (choose from"),
         (["draft", "probe", "--prompt", "x"], "--prompt; did you mean --prompts?"),
         (["draft", "probe", "--max-num-seqs", "0"], "max_num_seqs (got '0' from --max-num-seqs)"),
+        (["serve", "--block-size", "auto", "--traffic"], "--traffic"),
+        (["plan", "now"], "unknown argument now"),
         (["version", "--long"], "unknown flag --long"),
     ],
 )
@@ -158,7 +160,7 @@ def test_what_is_served_is_said_when_it_is_ready():
     assert line["event"] == "serving"
     assert line["address"] == "http://127.0.0.1:8000"
     assert line["pool"].startswith(f"{INFO.blocks} blocks, {INFO.blocks * INFO.block_size} tokens")
-    assert line["largest_concurrency"].startswith("3.1 sequences of 512 tokens")
+    assert line["largest_concurrency"].startswith("3.1 sequences of 512 tokens, 2 to plan with")
 
 
 def test_on_a_terminal_the_summary_is_a_table(capsys):

@@ -11,12 +11,13 @@ import pytest
 from paceline.actors.local import running
 from paceline.actors.messages import Delta, Ended, Submit, TokenPrompt
 from paceline.actors.settings import Settings
+from paceline.actors.sources import SettingsError
 from paceline.actors.supervisor import Parts
 from paceline.actors.system import load
 from paceline.models.errors import ModelError
 from paceline.spec.params import SamplingParams, Speculation
-from support.tiny_heads import change_config, save_flat_head, save_head
-from support.tiny_models import save_tiny
+from support.tiny_heads import TAPS, change_config, save_flat_head, save_head
+from support.tiny_models import cut_layers, save_tiny
 
 POSITIONS = 512
 
@@ -34,8 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def parts(model: Path, draft: Path | str, **settings: Any) -> Parts:
     """Everything loaded, with the threads ended again."""
-    quiet = {"device": "cpu", "dtype": "float32", "threads": 1, "max_num_seqs": 2}
-    found = await load(Settings(model=str(model), draft=str(draft), **quiet, **settings))
+    quiet = {"device": "cpu", "dtype": "float32", "threads": 1, "max_num_seqs": 2} | settings
+    found = await load(Settings(model=str(model), draft=str(draft), **quiet))
     found.launch.shutdown()
     found.text.shutdown()
     gc.unfreeze()
@@ -83,7 +84,8 @@ async def test_what_a_head_needs_is_counted(model, tmp_path):
     own = save_head(tmp_path, model, layer={"num_hidden_layers": 2})
     beside = (await parts(model, own)).info
     assert beside.blocks == without.blocks
-    assert beside.kv_bytes == without.kv_bytes * 6 // 4
+    states = len(TAPS) * 64 * 4  # of the last token of each block, in float32
+    assert beside.kv_bytes == without.kv_bytes * 6 // 4 + beside.blocks * states
     assert beside.weight_bytes > without.weight_bytes
 
 
@@ -106,3 +108,44 @@ async def test_a_draft_of_the_hub_that_is_out_of_reach(model, tmp_path, monkeypa
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     message = await refusal(model, "org/name-eagle3")
     assert message.startswith("org/name-eagle3 is neither a directory here nor in the hub's cache")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["none", "model", "head"])
+async def test_what_is_foreseen_is_what_is_there(kind, dtype, model, tmp_path):
+    """Within 1 %, says the promise; nothing here is left to chance, so it is exact."""
+    make = {
+        "model": lambda: cut_layers(model, tmp_path, 1),
+        "head": lambda: save_head(tmp_path, model),
+    }
+    draft = make[kind]() if kind in make else "none"
+    info = (await parts(model, draft, dtype=dtype)).info
+    foreseen = info.forecast
+    assert foreseen.weight_bytes == info.weight_bytes
+    assert foreseen.pool.blocks == info.blocks
+    assert foreseen.pool.bytes == info.kv_bytes
+    assert (foreseen.draft is None) == (kind == "none")
+    assert foreseen.dtype == info.dtype == dtype
+
+
+async def test_the_block_size_suits_the_traffic(model, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"event":"request","prompt_tokens":20,"completion_tokens":9,"finish":"stop"}\n')
+    chosen = {}
+    for name, traffic in (("none", {}), ("short", {"traffic": log})):
+        found = await parts(model, "none", block_size="auto", **traffic)
+        chosen[name] = found.info.block_size
+        assert found.info.forecast.pool.block_size == found.info.block_size
+        assert found.info.blocks * found.info.block_size == found.info.pool_tokens
+    assert chosen == {"none": 16, "short": 2}
+    assert found.info.forecast.typical.source == "traffic"
+
+
+async def test_traffic_that_cannot_be_read_ends_the_start(model, tmp_path):
+    with pytest.raises(SettingsError, match="cannot read traffic"):
+        await parts(model, "none", block_size="auto", traffic=tmp_path / "none")
+
+
+async def test_a_pool_without_room_is_refused(model):
+    message = await refusal(model, "none", kv_memory=1000)
+    assert message.startswith("1000 bytes for KV are too few: two blocks take ")

@@ -243,7 +243,8 @@ def test_a_head_is_placed_in_its_targets_dtype(
     head = assert_same(tmp_path, target)
     assert head.dtype == torch.bfloat16
     values = sum(t.numel() for n, t in load_file(tmp_path / WEIGHTS).items() if n != "d2t")
-    assert head.weight_bytes == 2 * (values + len(head.target_ids) * 64)
+    held = 2 * (values + len(head.target_ids) * 64)
+    assert held <= head.weight_bytes < 1.1 * held  # packed matrices are padded
 
 
 def test_shards_and_prefixes(untied: Target, tmp_path: Path) -> None:

@@ -39,10 +39,25 @@ def test_rows_are_on_their_own(layout: str, shape: tuple[int, int], dtype: torch
     assert torch.allclose(whole.double(), exact, rtol=tolerance, atol=tolerance * shape[1] ** 0.5)
 
 
-def test_a_product_takes_no_more_than_it_says() -> None:
+def test_a_plain_product_occupies_its_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear.padding.cache_clear()
+    monkeypatch.setattr(linear, "_packed", lambda weight, bias: None)
     weight = torch.ones(8, 4)
     assert Linear(weight).nbytes == 8 * 4 * 4
     assert Linear(weight, torch.ones(8)).nbytes == 8 * 4 * 4 + 8 * 4
+    linear.padding.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [*SHAPES, (8, 4), (151, 64), (1000, 17), (513, 96)])
+def test_what_a_product_occupies_is_known_before_it_is_made(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    made = Linear(torch.ones(shape, dtype=dtype), torch.ones(shape[0], dtype=dtype))
+    bias = shape[0] * dtype.itemsize
+    assert made.nbytes == linear.matrix_bytes(*shape, dtype, "cpu") + bias
+    assert made.nbytes >= (shape[0] * shape[1] + shape[0]) * dtype.itemsize
+    assert linear.matrix_bytes(*shape, dtype, "cuda") == shape[0] * shape[1] * dtype.itemsize
 
 
 def test_padding_is_as_little_as_the_product_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +69,7 @@ def test_padding_is_as_little_as_the_product_needs(monkeypatch: pytest.MonkeyPat
             seen.append(len(x))
             return x @ weight.T * (1.0 if len(x) % 4 == 0 else 1.0 + 1e-6)
 
+        run.nbytes = weight.nbytes  # type: ignore[attr-defined]
         return run
 
     linear.padding.cache_clear()
@@ -67,7 +83,11 @@ def test_padding_is_as_little_as_the_product_needs(monkeypatch: pytest.MonkeyPat
 
 def test_a_product_that_no_padding_makes_exact_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def moody(weight: torch.Tensor, bias: torch.Tensor | None) -> linear.Product:
-        return lambda x: x @ weight.T * (1.0 + 1e-6 * len(x))
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return x @ weight.T * (1.0 + 1e-6 * len(x))
+
+        run.nbytes = weight.nbytes  # type: ignore[attr-defined]
+        return run
 
     linear.padding.cache_clear()
     assert Linear(torch.eye(16)).exact

@@ -1,0 +1,65 @@
+"""What a target and its draft will occupy: from their directories' configs, before they are read.
+
+Called by the composition root and by `paceline plan`. The shapes of KV are made here for both, and
+by `drafts` for a draft that is placed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..kv.budget import Footprint, Held, activation_bytes
+from ..kv.capacity import KvShape
+from ..models.config import ModelConfig, load_config
+from ..models.head_config import HeadConfig, is_head, load_head_config
+from ..models.sizes import Weights, decoder_weights, head_weights
+
+
+def footprint(
+    directory: Path,
+    config: ModelConfig,
+    draft: Path | None,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    step_tokens: int,
+) -> Footprint:
+    """Of the model in `directory` and the draft in another, on a device of type `device`.
+
+    Neither directory needs to hold more than a config.json; weights that are there must fit it.
+    Whether the tokenizers agree is not looked at. Raises ModelError.
+    """
+    target = _held(decoder_weights(directory, config, dtype, device), kv_shape(config, dtype))
+    return Footprint(
+        target,
+        None if draft is None else _draft(draft, config, dtype, device),
+        activation_bytes(
+            step_tokens, config.hidden_size, config.intermediate_size, config.vocab_size
+        ),
+    )
+
+
+def kv_shape(config: ModelConfig | HeadConfig, dtype: torch.dtype) -> KvShape:
+    """What a model, or the layers of a head, keep of a token."""
+    return KvShape(config.layers, config.kv_heads, config.head_dim, dtype.itemsize)
+
+
+def head_kv_shape(config: HeadConfig, dtype: torch.dtype) -> KvShape:
+    """What a head keeps: of each block also the target's states of its last token."""
+    state = len(config.taps) * config.target_hidden_size * dtype.itemsize
+    return replace(kv_shape(config, dtype), block_state=state)
+
+
+def _draft(directory: Path, target: ModelConfig, dtype: torch.dtype, device: str) -> Held:
+    if is_head(directory):
+        head = load_head_config(directory, target)
+        return _held(head_weights(directory, head, dtype, device), head_kv_shape(head, dtype))
+    config = load_config(directory)
+    return _held(decoder_weights(directory, config, dtype, device), kv_shape(config, dtype))
+
+
+def _held(weights: Weights, kv: KvShape) -> Held:
+    return Held(weights.held, weights.read, kv)
