@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-slow lint format draft bench clean
+.PHONY: help setup serve chat test test-slow soak recording lint format draft bench clean
 
 help:
 	@echo "make setup      virtual environment, dependencies, demo model"
@@ -14,6 +14,8 @@ help:
 	@echo "make chat       talk to the server;  ARGS='--url http://host:port'"
 	@echo "make test       set up, lint, and all tests but the slow ones"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make soak       10,000 requests to a tiny model, half of them cancelled; prints figures"
+	@echo "make recording  record the schedule anew that tests/recordings holds"
 	@echo "make lint       ruff and mypy"
 	@echo "make draft      train the demo model's draft anew (hours)"
 	@echo "make bench      where the time of a step goes"
@@ -49,6 +51,14 @@ test: setup lint
 
 test-slow: setup
 	$(PYTEST) -m slow $(ARGS)
+
+soak: setup
+	$(PYTEST) -s -m slow tests/actors/test_soak.py $(ARGS)
+
+RECORDING := tests/recordings/soak.msgpack
+recording: setup
+	rm -f $(RECORDING)
+	SOAK_REQUESTS=100 SOAK_RECORDING=$(RECORDING) $(PYTEST) -k 100-1 tests/actors/test_soak.py
 
 # The root is the package, so mypy finds its name through a link.
 .venv/src/paceline: | .venv/.installed

@@ -1,4 +1,4 @@
-"""The front door: `paceline serve | chat | draft probe | draft train | plan | tune | version`.
+"""The front door: `paceline` and a command, one of `COMMANDS` below.
 
 Each command has a parser of its own and is imported when it is called, so that one command does
 not pay for another's libraries.
@@ -159,6 +159,16 @@ def _refusing(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> i
         return EXIT_INTERRUPTED
 
 
+def replay(argv: Sequence[str]) -> int:
+    """Make the decisions of a recorded scheduler again."""
+    from .actors.replay_command import main as again
+
+    try:
+        return again(argv)
+    except OSError as error:
+        return refuse(error)
+
+
 def version(argv: Sequence[str]) -> int:
     """Print the version."""
     Parser(prog="paceline version").parse_strictly(argv)
@@ -177,5 +187,6 @@ COMMANDS: Commands = {
     "draft": (draft, "measure or make drafts"),
     "plan": (plan, "what a configuration will hold, and how fast it can be"),
     "tune": (tune, "which settings suit recorded traffic"),
+    "replay": (replay, "make a recorded scheduler's decisions again"),
     "version": (version, "print the version"),
 }

@@ -81,6 +81,7 @@ def foresee(
     memory: None for what there is here. lengths: of traffic. Raises ModelError, also for a model
     that does not fit, and for a GPU that is neither here nor described.
     """
+    from .actors import machine as machines
     from .actors import system
     from .actors.forecast import forecast, wish_of
     from .kv.block_size import Kept
@@ -92,19 +93,19 @@ def foresee(
     names = {name: _directory(getattr(settings, name) or "") or None for name in ("model", "draft")}
     settings = settings.model_copy(update=names)
     here = settings.device != "cuda"
-    kind = system.kind_of(system.device_of(settings)) if here else "cuda"
+    kind = machines.kind_of(machines.device_of(settings)) if here else "cuda"
     directory = resolve(settings.model, settings.cache_dir)
     config = load_config(directory)
     found = footprint(
         directory,
         config,
         system.draft_directory(settings),
-        dtype=system.dtype_of(settings),
+        dtype=machines.dtype_of(settings),
         device=kind,
         step_tokens=settings.batched_tokens(kind),
     )
     wish = wish_of(settings, system.length_of(settings, directory, config), found, lengths)
-    machine = system.machine_of(settings, kind, memory)
+    machine = machines.machine_of(settings, kind, memory)
     try:
         known = forecast(
             system.subject_of(settings, given=memory is not None), machine, found, wish, lengths

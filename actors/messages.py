@@ -19,6 +19,7 @@ from ..spec.plan import (
     StepPlan,
     TokenLogprobs,
 )
+from .inventory import Holding, Leak, Waiting
 
 AbandonReason = Literal["client", "delete", "shutdown"]
 
@@ -170,13 +171,19 @@ class Inspect(_Message, frozen=True):
 
 
 class Inspection(_Message, frozen=True):
-    """scheduler → engine. `blocks` has total, free, cached, held and fenced."""
+    """scheduler → engine. `blocks` has total, free, cached, held and fenced. problems: a sentence
+    for each leak. step and landed: the last step planned, and the last that landed."""
 
     ticket: int
     blocks: dict[str, int]
     problems: tuple[str, ...]
     running: int
     waiting: int
+    step: int = 0
+    landed: int = 0
+    leases: tuple[Holding, ...] = ()
+    fences: tuple[Waiting, ...] = ()
+    leaks: tuple[Leak, ...] = ()
 
 
 # --- what a client gets (put into an Outbox by the streamer) ---------------------------------

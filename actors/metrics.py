@@ -64,6 +64,8 @@ class Metrics:
         self.waiting = gauge("num_requests_waiting", "Sequences that wait for a slot")
         self.blocks = gauge("kv_blocks", "Blocks of the pool by state", ("state",))
         self.usage = gauge("kv_cache_usage_perc", "Share of blocks in use, 0 to 1")
+        self.leaked = gauge("kv_leaked_blocks", "Blocks that the last audit had a complaint about")
+        self.audits = counter("kv_audits", "Audits of the pool")
         self.preemptions = counter("num_preemptions", "Sequences that gave way")
         self.prefix_queries = counter(
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"
@@ -141,6 +143,11 @@ class Metrics:
         for counter, count, seen in zip(counters, counts, self._seen, strict=True):
             counter.inc(max(0, count - seen))
         self._seen = counts
+
+    def observe_audit(self, leaked: int) -> None:
+        """An audit of the pool that had a complaint about so many blocks."""
+        self.audits.inc()
+        self.leaked.set(leaked)
 
     def observe_step(self, done: StepDone) -> None:
         for phase, child in self._phases.items():

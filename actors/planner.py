@@ -192,12 +192,16 @@ class Planner:
             if self._flights:
                 return False  # what is in the air may free blocks: nobody gives way for a guess
             assert len(self.running) > 1, "alone in the pool, a sequence has room"
-            victim = max(self.running, key=lambda s: s.rank)  # so that the first always advances
+            victim = self._victim()
             self._preempt(victim, step)
             if victim is sequence:
                 return True
         step.add(Part(sequence, count, draft, sample))
         return True
+
+    def _victim(self) -> Sequence:
+        """Who gives way: the last in rank, so that the first always advances."""
+        return max(self.running, key=lambda s: s.rank)
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
         self.running.remove(sequence)
@@ -283,7 +287,7 @@ class Planner:
             closed = self.close(alive[0].seq, "error", STEP_FAILED)
             return [closed] if closed else []
         if failure.kind == "memory" and not self._flights and len(self.running) > 1:
-            self._preempt(max(self.running, key=lambda s: s.rank), Step(0))
+            self._preempt(self._victim(), Step(0))
             self._short_of_memory = True
         else:
             for sequence in alive:

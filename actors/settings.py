@@ -157,6 +157,14 @@ class Settings(BaseSettings):
     threads: Annotated[int | None, _Unset] = _setting(
         "process", None, "CPU threads of the model; none: all cores.", ge=1
     )
+    record: Annotated[Path | None, _Unset] = _setting(
+        "process",
+        None,
+        "New file for a recording of the scheduler, token ids included; none: none is made.",
+    )
+    audit_every: int = _setting(
+        "process", 0, "Steps between audits of the pool while busy; 0: only when idle.", ge=0
+    )
     log_format: LogFormat = _setting(
         "process", "auto", "How logs are written; auto: console on a terminal, else json."
     )

@@ -176,7 +176,12 @@ def _metavar(name: str, annotation: Any) -> str:
         return "{" + ",".join(get_args(annotation)) + "}"
     if annotation is bool:
         return "{true,false}"
-    kinds = {int: "N", float: "X", ByteSize: "SIZE", Path: "PATH"}
+    kinds = {
+        int: "N",
+        float: "X",
+        ByteSize: "SIZE",
+        Path: "DIR" if name.endswith("_dir") else "FILE",
+    }
     for kind in (annotation, *get_args(annotation)):
         if kind in kinds:
             return kinds[kind]

@@ -28,9 +28,11 @@ from .executor import DeviceLost, Executor
 from .metrics import Metrics
 from .outbox import Outboxes
 from .planner import Limits, Planner
+from .recording import Recorder, TapeRecorder
 from .sampler import Sampler
-from .scheduler import Scheduler
+from .scheduler import Scheduler, microseconds
 from .streamer import Streamer
+from .tape import Tape
 from .workshop import Encoder, Grammars, NoGrammars, Workshop
 
 log = structlog.get_logger("paceline.supervisor")
@@ -48,7 +50,8 @@ class Parts:
 
     launch: the only thread that touches `pair`. text: the only one that touches `encoder`.
     grammars: compiled in the threads of `compiling`, followed by the pair in the launch thread.
-    decode and piece belong to the event loop's thread.
+    decode and piece belong to the event loop's thread. audit_every: the scheduler's. tape: what it
+    is recorded on, if it is; the supervisor closes it.
     """
 
     info: ServingInfo
@@ -66,6 +69,8 @@ class Parts:
     compiling: ThreadPoolExecutor = field(
         default_factory=partial(ThreadPoolExecutor, COMPILING, "paceline-compile")
     )
+    audit_every: int = 0
+    tape: Tape | None = None
 
     def close(self) -> None:
         """End the threads. What is being compiled is dropped; a running step is waited for."""
@@ -119,6 +124,7 @@ class Supervisor:
         if self._recovery is not None:
             await asyncio.wait([self._recovery])
         await self._tear_down()
+        self._end_recording()
         self._outboxes.fail_all("the server is shutting down")
 
     # --- building ----------------------------------------------------------------------------
@@ -130,7 +136,13 @@ class Supervisor:
         self._executor = Executor(post, parts.pair, parts.launch, parts.classify)
         actors: list[Actor] = [
             Admission(post, parts.workshop, parts.admission),
-            Scheduler(post, Planner(ledger, parts.limits), metrics),
+            Scheduler(
+                post,
+                Planner(ledger, parts.limits),
+                metrics,
+                audit_every=parts.audit_every,
+                recorder=self._recorder(ledger),
+            ),
             self._executor,
             Sampler(post, parts.ends, metrics),
             Streamer(post, parts.decode, self._outboxes),
@@ -140,6 +152,11 @@ class Supervisor:
         self._tasks = [asyncio.create_task(a.run(), name=f"paceline-{a.name}") for a in actors]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
+
+    def _recorder(self, ledger: Ledger) -> Recorder:
+        """Records a section of the tape, if there is one."""
+        tape, limits = self._parts.tape, self._parts.limits
+        return TapeRecorder(tape, ledger, limits, microseconds()) if tape else Recorder()
 
     async def _tear_down(self) -> None:
         """End the actors and wait until the launch thread is idle."""
@@ -168,6 +185,7 @@ class Supervisor:
         self._outboxes.fail_all("the engine failed and the request was lost")
         self.engine.fail_questions()
         if code is not None:
+            self._end_recording()
             self.engine.state = "down"
             if not self.failed.done():
                 self.failed.set_result(code)
@@ -185,6 +203,10 @@ class Supervisor:
         while self._rebuilds and now - self._rebuilds[0] > 60:
             self._rebuilds.popleft()
         return EXIT_GAVE_UP if len(self._rebuilds) > REBUILDS_PER_MINUTE else None
+
+    def _end_recording(self) -> None:
+        if self._parts.tape is not None:
+            self._parts.tape.close()
 
     async def _drained_within(self, seconds: float) -> bool:
         try:

@@ -1,7 +1,7 @@
 """The composition root: from settings to the parts that the supervisor runs.
 
-The only module of `actors` that may import torch. Models are loaded in the launch thread, where
-they will run; tokenizers in the threads that will use them.
+Models are loaded in the launch thread, where they will run; tokenizers in the threads that will use
+them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from ..kv.budget import Machine, pool_size
-from ..kv.capacity import KvShape, read_available_memory
+from ..kv.budget import pool_size
+from ..kv.capacity import KvShape
 from ..kv.tensors import allocate, allocated_bytes
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
@@ -41,15 +40,19 @@ from ..spec.suffix import SuffixDrafter
 from .admission import AdmissionLimits
 from .engine import ServingInfo
 from .forecast import Subject, forecast, wish_of
+from .machine import device_of, dtype_of, kind_of, machine_of
 from .planner import Limits
 from .settings import Settings
 from .supervisor import Parts
+from .tape import Tape
 from .traffic import known_lengths
 
 
 async def load(settings: Settings, progress: Progress = silent) -> Parts:
-    """Fetch, read and place everything. Raises ModelError with a sentence for the user."""
+    """Fetch, read and place everything. Raises ModelError with a sentence for the user, and
+    TapeError where it cannot record."""
     device = device_of(settings)
+    tape = Tape(settings.record) if settings.record is not None else None
     launch = _thread("paceline-launch", partial(_prepare_thread, settings.threads))
     text = _thread("paceline-text")
     try:
@@ -57,6 +60,8 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
         built = await loop.run_in_executor(launch, _build, settings, device, progress)
         encoder = await loop.run_in_executor(text, TextCodec.load, built.directory)
     except BaseException:
+        if tape is not None:
+            tape.discard()
         launch.shutdown(wait=False)
         text.shutdown(wait=False)
         raise
@@ -90,6 +95,8 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
             default_method=info.default_method,
             k=_draft_lengths(settings),
         ),
+        audit_every=settings.audit_every,
+        tape=tape,
     )
 
 
@@ -218,33 +225,6 @@ def length_of(settings: Settings, directory: Path, config: ModelConfig) -> int:
     return wanted or longest
 
 
-def machine_of(
-    settings: Settings, kind: Literal["cpu", "cuda"], memory: int | None = None, held: int = 0
-) -> Machine:
-    """The machine to plan for. memory: as said; None for what there is, and then `held` is what
-    weights have taken of it already. ModelError for a GPU that is not here and was not described.
-    """
-    if kind == "cuda":
-        if memory is None:
-            if not torch.cuda.is_available():
-                raise ModelError(
-                    "device cuda: no GPU is here, so say with --memory how much it has"
-                )
-            memory = torch.cuda.mem_get_info()[1]
-        return Machine("cuda", memory, settings.memory_utilization)
-    return Machine("cpu", _free_memory(settings) + held if memory is None else memory)
-
-
-def _free_memory(settings: Settings) -> int:
-    """What this process may still have; where that cannot be read, what is wished for."""
-    try:
-        return read_available_memory()
-    except OSError:
-        if settings.kv_memory == "auto":
-            raise
-        return int(settings.kv_memory)
-
-
 def _default_method(settings: Settings, has_draft: bool) -> Method | None:
     """Who drafts unless a request says otherwise. ModelError for a draft that is not there."""
     if settings.speculative_method == "draft" and not has_draft:
@@ -261,26 +241,6 @@ def _default_method(settings: Settings, has_draft: bool) -> Method | None:
 def _draft_lengths(settings: Settings) -> dict[Method, int]:
     asked = settings.num_speculative_tokens
     return DEFAULT_K if asked is None else dict.fromkeys(DEFAULT_K, asked)
-
-
-def device_of(settings: Settings) -> torch.device:
-    """Where to run. ModelError for a device that is not here."""
-    name: str = settings.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ModelError("device cuda: no GPU that torch can use is here")
-    return torch.device(name)
-
-
-def kind_of(device: torch.device) -> Literal["cpu", "cuda"]:
-    return "cuda" if device.type == "cuda" else "cpu"
-
-
-def dtype_of(settings: Settings) -> torch.dtype:
-    name = "bfloat16" if settings.dtype == "auto" else settings.dtype
-    found: torch.dtype = getattr(torch, name)
-    return found
 
 
 def _thread(name: str, initializer: Callable[[], None] | None = None) -> ThreadPoolExecutor:

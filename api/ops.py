@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
+from ..actors.inventory import Holding, Leak, Waiting
 from ..spec.params import InputError, Method
 from .boundary import ENGINE
 from .chat import ChatDialect
@@ -45,13 +46,21 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class PoolReport(msgspec.Struct, frozen=True):
-    """`ok`: the audit found no problem. Blocks by state; running and waiting count sequences."""
+    """`ok`: the audit found no problem. Blocks by state; running and waiting count sequences. The
+    rest, as an Inspection and `actors/inventory.py` describe it, says who holds what, the biggest
+    owners first, and who has leaked what, with a count of the blocks."""
 
     blocks: dict[str, int]
     ok: bool
     problems: tuple[str, ...]
     running: int
     waiting: int
+    step: int
+    landed: int
+    leaked_blocks: int
+    leases: tuple[Holding, ...]
+    fences: tuple[Waiting, ...]
+    leaks: tuple[Leak, ...]
 
 
 def _json(document: object, status: int = 200) -> web.Response:
@@ -96,7 +105,19 @@ async def pool(request: web.Request) -> web.Response:
     """The block pool as its auditor sees it."""
     seen = await request.app[ENGINE].inspect()
     return _json(
-        PoolReport(seen.blocks, not seen.problems, seen.problems, seen.running, seen.waiting)
+        PoolReport(
+            blocks=seen.blocks,
+            ok=not seen.problems,
+            problems=seen.problems,
+            running=seen.running,
+            waiting=seen.waiting,
+            step=seen.step,
+            landed=seen.landed,
+            leaked_blocks=len({block for leak in seen.leaks for block in leak.blocks}),
+            leases=seen.leases,
+            fences=seen.fences,
+            leaks=seen.leaks,
+        )
     )
 
 

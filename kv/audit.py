@@ -25,13 +25,28 @@ _RANKS = (BlockState.FREE, BlockState.CACHED, BlockState.FENCED, BlockState.HELD
 """States of what claims a block, each overruled by those behind it."""
 
 
+class Finding(NamedTuple):
+    """Something that is wrong: a sentence that names it and its owners, the blocks that it is
+    about, and the leases, open or behind a fence, among the owners. lost: nobody owns the block."""
+
+    text: str
+    blocks: tuple[int, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    lost: bool = False
+
+
 class _Claim(NamedTuple):
     """Someone says that `blocks` are theirs, which puts those in `state`, unless another claim of
-    them overrules it."""
+    them overrules it. lease: whose table they stand in, if it is one."""
 
     owner: str
     state: BlockState
     blocks: Sequence[int]
+    lease: Lease | None = None
+
+
+_Taker = tuple[str, int, Lease | None]
+"""Someone says that a slot is theirs, and by which lease."""
 
 
 def audit(
@@ -42,28 +57,32 @@ def audit(
     landed: int,
     free_slots: Sequence[int],
     slots: int,
-) -> list[str]:
-    """Every discrepancy as a sentence that names the block or slot and its owners."""
+) -> list[Finding]:
+    """Every discrepancy."""
     claims = [
         _Claim("the free list", BlockState.FREE, pool.free_list),
         _Claim("the prefix cache", BlockState.CACHED, list(pool.prefixes.idle)),
     ]
-    claims += [_Claim(_holder(x), BlockState.HELD, x.blocks) for x in leases.values()]
-    claims += [_Claim(_waiter(x), BlockState.FENCED, x.lease.blocks) for x in fences]
-    takers = [("the free list", slot) for slot in free_slots]
-    takers += [(_holder(x), x.slot) for x in leases.values()]
-    takers += [(_waiter(x), x.lease.slot) for x in fences]
+    claims += [_Claim(_holder(x), BlockState.HELD, x.blocks, x) for x in leases.values()]
+    claims += [_Claim(_waiter(x), BlockState.FENCED, x.lease.blocks, x.lease) for x in fences]
+    takers: list[_Taker] = [("the free list", slot, None) for slot in free_slots]
+    takers += [(_holder(x), x.slot, x) for x in leases.values()]
+    takers += [(_waiter(x), x.lease.slot, x.lease) for x in fences]
     return [
         *_blocks(pool, claims),
-        *_keys(pool.prefixes),
-        *_tally(pool),
+        *map(Finding, _keys(pool.prefixes)),
+        *map(Finding, _tally(pool)),
         *_slots(takers, slots),
         *(
-            f"the lease of sequence {x.seq} is filed under sequence {seq}"
+            Finding(f"the lease of sequence {x.seq} is filed under sequence {seq}", leases=(x,))
             for seq, x in leases.items()
             if x.seq != seq
         ),
-        *(f"{_waiter(x)} waits though it landed" for x in fences if x.step <= landed),
+        *(
+            Finding(f"{_waiter(x)} waits though it landed", tuple(x.lease.blocks), (x.lease,))
+            for x in fences
+            if x.step <= landed
+        ),
     ]
 
 
@@ -75,31 +94,33 @@ def _waiter(fence: Fence) -> str:
     return f"sequence {fence.lease.seq} behind the fence of step {fence.step}"
 
 
-def _blocks(pool: BlockPool, claims: Sequence[_Claim]) -> Iterator[str]:
+def _blocks(pool: BlockPool, claims: Sequence[_Claim]) -> Iterator[Finding]:
     flat = array("q")
     for claim in claims:
-        flat.extend(claim.blocks)
+        if isinstance(claim.blocks, list):
+            flat.fromlist(claim.blocks)  # many times faster
+        else:
+            flat.extend(claim.blocks)
     ids = np.array(flat)
-    states = np.repeat(
-        np.array([x.state for x in claims], np.uint8), [len(x.blocks) for x in claims]
-    )
+    places = np.repeat(np.arange(len(claims)), [len(x.blocks) for x in claims])
+    states = np.array([x.state for x in claims])[places]
     exists = (ids >= 0) & (ids < pool.total)
     if not exists.all():
         yield from (
-            f"block {block} of {owner} does not exist"
-            for owner, _, blocks in claims
-            for block in blocks
+            Finding(f"block {block} of {claim.owner} does not exist", leases=_leases([claim]))
+            for claim in claims
+            for block in claim.blocks
             if not 0 <= block < pool.total
         )
-        ids, states = ids[exists], states[exists]
-    claimed = {
-        state: np.bincount(ids[states == state], minlength=pool.total) for state in BlockState
-    }
+        ids, states, places = ids[exists], states[exists], places[exists]
+    size = (len(BlockState), pool.total)
+    claimed = np.bincount(states * pool.total + ids, minlength=size[0] * size[1]).reshape(size)
     fences = claimed[BlockState.FENCED]
     refs = claimed[BlockState.HELD] + fences
     owners = refs + claimed[BlockState.CACHED] + claimed[BlockState.FREE]
     keyed = np.zeros(pool.total, bool)
-    keyed[[block for block in pool.prefixes.keys if 0 <= block < pool.total]] = True
+    known = np.fromiter(pool.prefixes.keys, np.int64, len(pool.prefixes.keys))
+    keyed[known[(known >= 0) & (known < pool.total)]] = True
     derived = np.zeros(pool.total, np.uint8)
     for state in _RANKS:
         derived[claimed[state] > 0] = state
@@ -108,11 +129,18 @@ def _blocks(pool: BlockPool, claims: Sequence[_Claim]) -> Iterator[str]:
     wrong |= refs != np.array(pool.refs)
     wrong |= fences != np.array(pool.fences)
     wrong |= derived != np.frombuffer(pool.states, np.uint8)
-    for block in _twice(claims, pool.total):
+    crowded = np.unique(places[owners[ids] > 1]).tolist()
+    for block in _twice([claims[i] for i in crowded], pool.total):
         wrong[block] = True
     for block in np.flatnonzero(wrong).tolist():
         named = [x for x in claims for _ in range(x.blocks.count(block))]
-        yield from _block(pool, block, named)
+        for text in _block(pool, block, named):
+            yield Finding(text, (block,), _leases(named), lost=not named)
+
+
+def _leases(claims: Iterable[_Claim]) -> tuple[Lease, ...]:
+    """The leases among those who claim, each once."""
+    return tuple({id(x.lease): x.lease for x in claims if x.lease is not None}.values())
 
 
 def _twice(claims: Sequence[_Claim], total: int) -> Iterator[int]:
@@ -154,9 +182,11 @@ def _block(pool: BlockPool, block: int, claims: Sequence[_Claim]) -> Iterator[st
 
 
 def _keys(index: PrefixIndex) -> Iterator[str]:
-    for block, key in index.keys.items():
-        if index.blocks.get(key) != block:
-            yield f"block {block} has a key that stands for block {index.blocks.get(key)}"
+    stands = list(map(index.blocks.get, index.keys.values()))
+    if stands != list(index.keys):
+        for block, other in zip(index.keys, stands, strict=True):
+            if other != block:
+                yield f"block {block} has a key that stands for block {other}"
     if len(index.blocks) != len(index.keys):
         yield f"{len(index.blocks)} keys stand for blocks, but {len(index.keys)} blocks have one"
 
@@ -171,15 +201,20 @@ def _tally(pool: BlockPool) -> Iterator[str]:
             )
 
 
-def _slots(takers: Iterable[tuple[str, int]], slots: int) -> Iterator[str]:
+def _slots(takers: Iterable[_Taker], slots: int) -> Iterator[Finding]:
     owners: defaultdict[int, list[str]] = defaultdict(list)
-    for owner, slot in takers:
+    leases: defaultdict[int, list[Lease]] = defaultdict(list)
+    for owner, slot, lease in takers:
         owners[slot].append(owner)
+        leases[slot] += [lease] if lease is not None else []
     for slot in range(slots):
         if slot not in owners:
-            yield f"slot {slot} is lost: nobody owns it"
+            yield Finding(f"slot {slot} is lost: nobody owns it")
     for slot, names in owners.items():
         if not 0 <= slot < slots:
-            yield f"slot {slot} of {' and '.join(names)} does not exist"
+            text = f"slot {slot} of {' and '.join(names)} does not exist"
         elif len(names) > 1:
-            yield f"slot {slot} has {len(names)} owners: {' and '.join(names)}"
+            text = f"slot {slot} has {len(names)} owners: {' and '.join(names)}"
+        else:
+            continue
+        yield Finding(text, leases=tuple(leases[slot]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .audit import audit
+from .audit import Finding, audit
 from .blocks import BlockPool, BlockState
 from .lease import Fence, Lease
 
@@ -163,7 +163,11 @@ class Ledger:
         }
 
     def check(self) -> list[str]:
-        """Re-derive every state from leases and fences: a sentence per discrepancy, [] if sound."""
+        """A sentence for each of the `findings`, [] if the books are sound."""
+        return [finding.text for finding in self.findings()]
+
+    def findings(self) -> list[Finding]:
+        """Re-derive every state from leases and fences, and find every discrepancy."""
         return audit(
             self.pool,
             leases=self.leases,

@@ -53,9 +53,10 @@ def limits(
     vocab_size: int = VOCAB,
     pool_tokens: int = BLOCKS * BLOCK_SIZE,
     methods: tuple[Method, ...] = ("ngram",),
+    length: int = LENGTH,
 ) -> AdmissionLimits:
     return AdmissionLimits(
-        open_requests=open_requests, length=LENGTH, pool_tokens=pool_tokens, vocab_size=vocab_size,
+        open_requests=open_requests, length=length, pool_tokens=pool_tokens, vocab_size=vocab_size,
         methods=methods, default_method="ngram", k=dict.fromkeys(methods, 3),
     )  # fmt: skip
 
@@ -76,14 +77,18 @@ async def serving(
     ends=frozenset({END}),
     caching=True,
     forming=0.0,
+    tape=None,
+    audit_every=0,
+    slots=SLOTS,
+    length=LENGTH,
 ):
     info = ServingInfo(
-        model="scripted", created=0, max_model_len=LENGTH, draft=None, device="none",
+        model="scripted", created=0, max_model_len=length, draft=None, device="none",
         dtype="none", methods=methods, default_method="ngram", default_k=3, blocks=blocks,
-        block_size=block_size, max_num_seqs=SLOTS, kv_bytes=0, weight_bytes=0,
+        block_size=block_size, max_num_seqs=slots, kv_bytes=0, weight_bytes=0,
     )  # fmt: skip
-    admission = limits(open_requests, vocab_size, blocks * block_size, methods)
-    planning = Limits(32, LENGTH, flights, caching, forming)
+    admission = limits(open_requests, vocab_size, blocks * block_size, methods, length)
+    planning = Limits(32, length, flights, caching, forming)
     with (
         ThreadPoolExecutor(1) as launch,
         ThreadPoolExecutor(1) as text,
@@ -92,7 +97,7 @@ async def serving(
         parts = Parts(
             info, pair, classify, launch, text, encoder or Letters(), decode, lambda i: f"{i},",
             ends, planning, admission, grammars or NoGrammars(),
-            compiling,
+            compiling, audit_every, tape,
         )  # fmt: skip
         supervisor = Supervisor(parts)
         supervisor.start()

@@ -43,6 +43,8 @@ VALUES = {
     "sse_keep_alive": st.floats(1e-6, 1e6),
     "shutdown_timeout": st.floats(0.0, 1e6),
     "threads": st.none() | st.integers(1, 1024),
+    "record": st.one_of(st.none(), st.just(Path("record.msgpack"))),
+    "audit_every": st.integers(0, 1000),
     "log_format": st.sampled_from(["auto", "json", "console"]),
     "log_level": st.sampled_from(["debug", "info", "warning", "error"]),
 }

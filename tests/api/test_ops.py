@@ -7,6 +7,7 @@ import pytest
 from fake_engine import MODEL
 
 from paceline import __version__
+from paceline.actors.inventory import Age, Holding, Leak, Waiting
 from paceline.api.server import make_app, serve
 
 CARD = {
@@ -49,7 +50,38 @@ async def test_the_pool(edge, problems):
         "problems": list(problems),
         "running": 2,
         "waiting": 1,
+        "step": 0,
+        "landed": 0,
+        "leaked_blocks": 0,
+        "leases": [],
+        "fences": [],
+        "leaks": [],
     }
+
+
+async def test_the_pool_names_owners_and_leaks(edge):
+    age = Age(12, 3.5)
+    held = Holding(4, "r4", "running", 1, 6, 5, known=80, computed=70, age=age, idle=Age(1, 0.1))
+    waits = Waiting(5, "r5", 9, True, 2, age)
+    leak = Leak("table", "too long", (7,), 4, "r4", age)
+    edge.engine.inspection = msgspec.structs.replace(
+        edge.engine.inspection, leases=(held,), fences=(waits,), leaks=(leak, leak), landed=8
+    )
+    pool = await edge.get_json("/debug/kv")
+    assert pool["landed"] == 8
+    assert pool["leaked_blocks"] == 1
+    old = {"steps": 12, "seconds": 3.5}
+    assert pool["leases"] == [
+        {
+            "seq": 4, "request": "r4", "standing": "running", "slot": 1, "blocks": 6, "needed": 5,
+            "known": 80, "computed": 70, "age": old, "idle": {"steps": 1, "seconds": 0.1},
+        }
+    ]  # fmt: skip
+    assert pool["fences"][0]["flying"] is True
+    assert pool["leaks"][0] == {
+        "kind": "table", "text": "too long", "blocks": [7], "seq": 4, "request": "r4", "age": old,
+        "idle": None,
+    }  # fmt: skip
 
 
 async def test_cancelling_what_is_not_open(edge):

@@ -16,6 +16,7 @@ from pools import metrics, sample, whole_pool
 from prompts import QUESTIONS
 from visitors import WAYS, Crowd
 
+from paceline.actors.replay import replay
 from paceline.api.client import Client
 from support.server import Server
 
@@ -64,13 +65,20 @@ def demo_body(random: Random) -> dict:
         *(pytest.param(seed, "2", marks=pytest.mark.slow) for seed in range(5, 8)),
     ],
 )
-async def test_nothing_is_left_of_a_crowd(tiny_flags, seed, flights):
+async def test_nothing_is_left_of_a_crowd(tiny_flags, tmp_path, seed, flights):
     small = ("--kv-memory", "224KiB", "--max-num-seqs", "12", "--max-model-len", "512")
-    with Server(*tiny_flags, *small, "--max-flights", flights) as server:
+    watched = ("--record", str(tmp_path / "run.msgpack"), "--audit-every", "10")
+    with Server(*tiny_flags, *small, *watched, "--max-flights", flights) as server:
         crowd = Crowd(server.url, tiny_body, moment=0.4)
         await soak(server, crowd, seed)
-        assert sample(await metrics(server.url), "num_preemptions_total") > 0
+        preemptions = sample(await metrics(server.url), "num_preemptions_total")
+        assert preemptions > 0
     assert server.named("draining", open_requests=0)
+    seen = replay(tmp_path / "run.msgpack")
+    assert seen.difference is None, str(seen.difference)
+    assert (seen.fault, seen.unsaid, seen.problems) == (None, 0, [])
+    assert seen.preemptions == preemptions
+    assert seen.arrivals == seen.ended > VISITS / 2
 
 
 @pytest.mark.demo

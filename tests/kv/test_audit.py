@@ -209,6 +209,20 @@ def test_a_lease_under_another_name():
     expect(ledger, ("sequence 2", "filed under sequence 5"))
 
 
+def test_a_finding_has_its_blocks_and_its_leases():
+    ledger = sharing()
+    ledger.lease(2).blocks.remove(4)
+    ledger.pool.refs[0] = 1
+    lost, wrong = sorted(ledger.findings(), key=lambda finding: not finding.lost)
+    assert (lost.blocks, lost.leases, lost.lost) == ((4,), (), True)
+    assert (wrong.blocks, wrong.lost) == ((0,), False)
+    assert [lease.seq for lease in wrong.leases] == [1, 4]
+    ledger = busy()
+    ledger.landed = 9
+    (fence,) = ledger.findings()
+    assert (fence.blocks, [lease.seq for lease in fence.leases]) == ((5, 6), [3])
+
+
 @st.composite
 def ledgers(draw) -> Ledger:
     """A sound ledger in any reachable state with at least one block."""
