@@ -114,6 +114,19 @@ def chat(argv: Sequence[str]) -> int:
     return talk(argv)
 
 
+def bench(argv: Sequence[str]) -> int:
+    """Measure a running server."""
+    from .bench.load_command import BenchError
+    from .bench.load_command import bench as measure
+
+    try:
+        return measure(argv)
+    except BenchError as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
 def draft(argv: Sequence[str]) -> int:
     """Measure or make drafts: the next word says which."""
     parser = Parser(prog="paceline draft", description="The workshop of drafts.")
@@ -184,6 +197,7 @@ DRAFT_COMMANDS: Commands = {
 COMMANDS: Commands = {
     "serve": (serve, "serve a model over HTTP and WebSocket"),
     "chat": (chat, "talk to a running server"),
+    "bench": (bench, "measure a running server"),
     "draft": (draft, "measure or make drafts"),
     "plan": (plan, "what a configuration will hold, and how fast it can be"),
     "tune": (tune, "which settings suit recorded traffic"),

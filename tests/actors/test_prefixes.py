@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from harness import ENDS, Harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import ENDS, Harness
 
 from paceline.actors.planner import STEP_FAILED, Limits
 from paceline.spec.plan import StepPlan

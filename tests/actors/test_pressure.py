@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
+from harness import ENDS, Harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import ENDS, Harness
 
 from paceline.actors.planner import Limits
 from paceline.bench.simulate import crowd

@@ -41,7 +41,9 @@ def shipped(house) -> set[str]:
     paths = (module.path.relative_to(house.root).as_posix() for module in house.modules.values())
     draft = house.root / "models" / "demo_draft"
     files = (path.relative_to(house.root).as_posix() for path in draft.iterdir())
-    return {*paths, *files, "py.typed"}
+    peers = (house.root / "bench" / "peers").glob("*.toml")
+    data = {path.relative_to(house.root).as_posix() for path in peers}
+    return {*paths, *files, *data, "bench/workloads.json", "py.typed"}
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built):
