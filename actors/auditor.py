@@ -153,15 +153,15 @@ class Auditor:
         running = self._running()
         waiting = {sequence.seq for sequence in self._planner.waiting}
         for lease in self._planner.ledger.leases.values():
-            sequence, blocks = running.get(lease.seq), tuple(lease.blocks)
+            sequence, table = running.get(lease.seq), lease.blocks
             stay = self._stay(lease)
             if sequence is None:
                 what = "waits" if lease.seq in waiting else "is gone"
-                text = f"a lease of {len(blocks)} blocks is open, but its sequence {what}"
-                yield self._leak("lease", text, blocks, lease, stay, now)
-            elif (needed := self._needed(sequence, stay)) != len(blocks):
-                text = f"a table has {len(blocks)} blocks where {needed} are needed"
-                yield self._leak("table", text, blocks[needed:], lease, stay, now)
+                text = f"a lease of {len(lease.held)} blocks is open, but its sequence {what}"
+                yield self._leak("lease", text, tuple(lease.held), lease, stay, now)
+            elif (needed := self._needed(sequence, stay)) != len(table):
+                text = f"a table has {len(table)} blocks where {needed} are needed"
+                yield self._leak("table", text, tuple(table[needed:]), lease, stay, now)
         for seq in running.keys() - self._planner.ledger.leases.keys():
             yield Leak(
                 "lease", f"sequence {seq} runs without a lease", (), seq, running[seq].request
@@ -173,8 +173,8 @@ class Auditor:
         for fence in self._planner.ledger.fences:
             if fence.step not in flying and fence.step > landed:  # else the ledger has found it
                 lease = fence.lease
-                text = f"{len(lease.blocks)} blocks wait for step {fence.step}, which does not fly"
-                yield self._leak("fence", text, tuple(lease.blocks), lease, self._stay(lease), now)
+                text = f"{len(lease.held)} blocks wait for step {fence.step}, which does not fly"
+                yield self._leak("fence", text, tuple(lease.held), lease, self._stay(lease), now)
 
     # --- who and when ------------------------------------------------------------------------
 
@@ -189,7 +189,8 @@ class Auditor:
         return self._given.get(blocks[0]) if blocks else None
 
     def _needed(self, sequence: Sequence, stay: _Stay | None) -> int:
-        """Blocks of the positions that have KV or may get it by the steps planned so far."""
+        """Entries of its table for positions that have KV or may get it by the steps planned so
+        far."""
         opened = stay is not None and sequence.delivered is not None
         reach = max(sequence.ceiling, stay.reach if stay is not None and opened else 0)
         return self._planner.ledger.blocks_for(reach)
@@ -204,8 +205,8 @@ class Auditor:
             request=stay.request if stay else sequence.request if sequence else None,
             standing="running" if sequence else otherwise,
             slot=lease.slot,
-            blocks=len(lease.blocks),
-            needed=self._needed(sequence, stay) if sequence else 0,
+            blocks=len(lease.held),
+            needed=self._needed(sequence, stay) - lease.dropped if sequence else 0,
             known=len(sequence.tokens) if sequence else 0,
             computed=sequence.computed if sequence else 0,
             age=self._age(stay.opened if stay else None, now),
@@ -219,7 +220,7 @@ class Auditor:
             request=stay.request if stay else None,
             step=fence.step,
             flying=any(plan.step == fence.step for plan in self._air),
-            blocks=len(fence.lease.blocks),
+            blocks=len(fence.lease.held),
             age=self._age(stay.opened if stay else None, now),
             idle=self._age(stay.landed if stay else None, now),
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..kv.ledger import Ledger
+from ..kv.window import reach
 from ..spec.plan import FinishReason, StepFailed, StepPlan
 from .flights import Flights
 from .messages import Verdict
@@ -28,13 +29,15 @@ STEP_FAILED = "the step that computes this sequence failed"
 class Limits:
     """step_tokens: known and draft tokens of one step together. length: positions a sequence may
     have. flights: steps in the air at once. caching: whether full blocks are kept and shared.
-    forming: seconds that a batch waits for more sequences before it starts."""
+    forming: seconds that a batch waits for more sequences before it starts. window: tokens that a
+    row reads, its own among them; None: some layer sees everything."""
 
     step_tokens: int
     length: int
     flights: int = 1
     caching: bool = True
     forming: float = 0.0
+    window: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,11 +55,11 @@ class Planner:
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
         self.ledger = ledger
         self.limits = limits
-        self.prefixes = Prefixes(ledger, limits.caching)
+        self.prefixes = Prefixes(ledger, limits.caching, reach(limits, ledger.block_size))
         self.waiting = Waiting()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._room = Room(ledger)
+        self._room = Room(ledger, self.prefixes)
         self._all: dict[int, Sequence] = {}
         self._flights = Flights()
         self._short_of_memory = False

@@ -1,7 +1,7 @@
 """What sequences find in the prefix cache, and what they leave there.
 
-Part of the planner: pure, and as ignorant of token values as of tensors; the keys of blocks are
-all that stands for them.
+And what they give up: blocks that no row of theirs reads any more. Part of the planner: pure, and
+as ignorant of token values as of tensors; the keys of blocks are all that stands for them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Container
 
 from ..kv.ledger import Ledger
 from ..kv.prefix import Chain
+from ..kv.window import HOLE, Window
 from .sequence import Sequence
 
 
@@ -19,23 +20,27 @@ class Prefixes:
 
     A block that a draft model's sequence has computed holds the draft's KV too and goes by a key of
     another root. Sequences without such a draft take either kind, those with one only theirs.
+    window: what rows read of the tokens before them; None: everything.
     queries, hits: prompt tokens that were looked up, and found.
     """
 
-    def __init__(self, ledger: Ledger, caching: bool) -> None:
+    def __init__(self, ledger: Ledger, caching: bool, window: Window | None = None) -> None:
         self._ledger = ledger
         self._caching = caching
+        self._window = window
         self.queries = 0
         self.hits = 0
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Blocks that the sequence may start with. At least one of its tokens is left to compute,
-        and all of them where each row of the prompt is asked for."""
+        """Blocks that the sequence may start with, holes for those that it has no use for. At least
+        one of its tokens is left to compute, and all of them where each row of the prompt is asked
+        for."""
         if not self._reads(sequence):
             return []
         self._cover(sequence)
         most = self._most(sequence)
-        return self._ledger.find(*(chain.keys[:most] for chain in sequence.chains))
+        chains = (chain.keys[:most] for chain in sequence.chains)
+        return self._ledger.find(*chains, window=self._window)
 
     def arriving(self, sequence: Sequence, found: int, pending: Container[bytes]) -> bool:
         """Whether the block behind those `found` is among the `pending` ones of what runs: then
@@ -61,14 +66,26 @@ class Prefixes:
         sequence.start(cached, len(found))
 
     def publish(self, sequence: Sequence, before: int) -> None:
-        """A row of the sequence has landed, before which `before` tokens were computed.
+        """A row of the sequence has landed, before which `before` tokens were computed: let others
+        find what it has filled, and give up what it has left behind its window.
 
         What a draft model makes of a token may come a step later than the target's KV.
         """
-        if not self._caching:
-            return
-        sequence.chains[0].cover(sequence.tokens)
         upto = before if sequence.method == "draft" else sequence.computed
+        if self._caching:
+            self._publish(sequence, upto)
+        if self._window:
+            self._ledger.drop(sequence.seq, self._window.first_block(upto))
+
+    def missing(self, tokens: int, table: list[int]) -> int:
+        """Blocks that a sequence with this block table lacks until `tokens` tokens are computed."""
+        wanted = self._ledger.blocks_for(tokens)
+        if self._window is None:
+            return max(0, wanted - len(table))
+        return max(0, self._window.missing(wanted, len(table), table.count(HOLE)))
+
+    def _publish(self, sequence: Sequence, upto: int) -> None:
+        sequence.chains[0].cover(sequence.tokens)
         fresh = sequence.chains[0].keys[sequence.published : upto // self._ledger.block_size]
         self._ledger.publish(sequence.seq, fresh, sequence.published)
         sequence.published += len(fresh)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ..kv.ledger import Ledger
+from .prefixes import Prefixes
 from .sequence import Sequence
 
 HEADROOM = 2
@@ -20,8 +21,9 @@ HEADROOM = 2
 class Room:
     """Reads the ledger for the planner, and changes nothing."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, prefixes: Prefixes) -> None:
         self._ledger = ledger
+        self._prefixes = prefixes
 
     def fits(
         self,
@@ -37,7 +39,7 @@ class Room:
         """
         staying = [s for s in running if s not in gone]
         promised = sum(self._owed(s) for s in staying) + HEADROOM * len(staying)
-        missing = self.need(sequence) - len(found)
+        missing = self._prefixes.missing(len(sequence.tokens), found)
         room = self._ledger.available_blocks - self._ledger.idle_among(found)
         room += sum(self._ledger.sole_blocks(s.seq) for s in gone)
         return self._ledger.free_slots + len(gone) > 0 and room >= missing + promised
@@ -56,8 +58,9 @@ class Room:
         return []
 
     def need(self, sequence: Sequence) -> int:
-        """Blocks for all that is known of a sequence."""
-        return self._ledger.blocks_for(len(sequence.tokens))
+        """Blocks that a sequence holds at once, at most, until all that is known of it has been
+        computed."""
+        return self._prefixes.missing(len(sequence.tokens), [])
 
     def large(self, sequence: Sequence) -> bool:
         """Whether the sequence needs more than its share."""
@@ -77,4 +80,4 @@ class Room:
 
     def _owed(self, sequence: Sequence) -> int:
         """Blocks that a running sequence's known tokens still need."""
-        return max(0, self.need(sequence) - len(self._ledger.lease(sequence.seq).blocks))
+        return self._prefixes.missing(len(sequence.tokens), self._ledger.lease(sequence.seq).blocks)

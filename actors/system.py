@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,8 @@ import torch
 from ..kv.budget import pool_size
 from ..kv.capacity import KvShape
 from ..kv.tensors import allocate, allocated_bytes
-from ..models.config import ModelConfig, load_config
+from ..kv.window import pool_tokens
+from ..models.config import ModelConfig, load_config, widest
 from ..models.decoder import Decoder
 from ..models.errors import ModelError
 from ..models.progress import Progress, silent
@@ -68,6 +69,14 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
     gc.collect()
     gc.freeze()  # what has been loaded stays: full collections need not walk it again
     info = built.info
+    limits = Limits(
+        step_tokens=settings.batched_tokens(device.type),
+        length=info.max_model_len,
+        flights=settings.max_flights,
+        caching=settings.enable_prefix_caching,
+        forming=settings.max_waiting_time,
+        window=built.window,
+    )
     return Parts(
         info=info,
         pair=built.pair,
@@ -79,17 +88,11 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
         decode=built.codec.decode,
         piece=built.codec.piece,
         ends=frozenset(built.ends),
-        limits=Limits(
-            step_tokens=settings.batched_tokens(device.type),
-            length=info.max_model_len,
-            flights=settings.max_flights,
-            caching=settings.enable_prefix_caching,
-            forming=settings.max_waiting_time,
-        ),
+        limits=limits,
         admission=AdmissionLimits(
             open_requests=settings.max_num_seqs + settings.max_queued_requests,
             length=info.max_model_len,
-            pool_tokens=info.pool_tokens,
+            pool_tokens=pool_tokens(limits, info.blocks, info.block_size, info.max_model_len),
             vocab_size=built.vocab_size,
             methods=info.methods,
             default_method=info.default_method,
@@ -109,6 +112,7 @@ class _Built:
     info: ServingInfo
     ends: tuple[int, ...]
     vocab_size: int
+    window: int | None
 
 
 def _build(settings: Settings, device: torch.device, progress: Progress) -> _Built:
@@ -130,7 +134,9 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         step_tokens=settings.batched_tokens(device.type),
     )  # fmt: skip
     wish = wish_of(settings, length, foreseen, lengths)
-    target = Decoder(config, weights, device=device, dtype=dtype)
+    # with no more positions than are served, which is what longrope goes by
+    served = replace(config, max_position=length)
+    target = Decoder(served, weights, device=device, dtype=dtype)
     placed = draft(target) if draft else None
     weight_bytes = target.weight_bytes + (placed.weight_bytes if placed else 0)
     machine = machine_of(settings, kind_of(device), held=weight_bytes)
@@ -186,7 +192,8 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         exact=target.exact,
         forecast=expected,
     )
-    return _Built(directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size)
+    window = widest((config.window, placed.window) if placed else (config.window,))
+    return _Built(directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size, window)
 
 
 def _as_stage(name: str, progress: Progress) -> Progress:

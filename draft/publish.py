@@ -41,6 +41,11 @@ def describe(
     raw = read_json(target_directory / "config.json") or {}
     layer = {key: raw[key] for key in KEPT if raw.get(key) is not None}
     layer |= {"model_type": "llama", "num_hidden_layers": layers, "head_dim": target.head_dim}
+    if rope := layer.get("rope_parameters"):
+        # a head sees everything, with heads that are rotated as a whole
+        own = dict(rope.get("full_attention", rope))
+        own.pop("partial_rotary_factor", None)
+        layer["rope_parameters"] = own
     proposal = {"proposal_type": "greedy", "speculative_tokens": 4}
     return {
         "architectures": ["Eagle3Speculator"],

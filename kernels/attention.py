@@ -1,6 +1,7 @@
 """Attention of packed rows over paged keys and values, the same bits in whatever company.
 
-`plan_attention` is called once a step, `attend` once a layer with that plan.
+`plan_attention` is called once a step for each window that layers of the model see through, and
+`attend` once a layer with that layer's plan.
 
 A row's output may depend on its own query, keys and values only: not on the rows beside it, nor
 on how many tokens of its sequence come in one step. Sums of floats depend on their order, so the
@@ -10,6 +11,8 @@ order is fixed here by position alone:
   keys, and the tiles' products are added in pairs, pairs of pairs and so on (`_fold`).
 - Padding stands behind a row's own keys only, and adds exact zeros there. The softmax adds up its
   terms from the first key on.
+- Through a window, keys are read from a tile on that depends on the row's own tile of 64 positions
+  alone (`first_key_tile`). Those of it that a row no longer sees add exact zeros too.
 - Matrix products keep their bits when rows are added if their rows come in fours (measured for
   fp32 on CPUs; bf16 does not need it), so queries are padded to a multiple of four rows.
 """
@@ -24,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .activation import soft_cap
 from .query_tiles import TILE, QueryTile, Span, cut, gather
 
 __all__ = ["AttentionPlan", "QueryGroup", "Span", "attend", "plan_attention"]
@@ -34,11 +38,11 @@ ROW_MULTIPLE = 4
 @dataclass(slots=True)
 class QueryGroup:
     """Query tiles computed together: S tiles of M rows (positions times query heads of one KV
-    head), each against the first `tiles` key tiles of its sequence.
+    head), each against `tiles` key tiles of its sequence from the first that it sees on.
 
     blocks: [S * tiles * TILE/block_size] block ids. rows: [S * M], packed row * heads_per_kv +
-    head of each query row. mask: [S, M, keys from first_masked on], 0 or -inf, or None where every
-    row sees every key. queries: `rows` for all KV heads, set by `AttentionPlan.bind`.
+    head of each query row. mask: [S, M, keys read from first_masked on], 0 or -inf, or None
+    where every row sees every key. queries: `rows` for all KV heads, set by `AttentionPlan.bind`.
     """
 
     count: int
@@ -82,24 +86,31 @@ class AttentionPlan:
         self.results = table.view(kv_heads, -1, per).transpose(0, 1).flatten()
 
 
-def attend(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def attend(
+    q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, cap: float | None = None
+) -> Tensor:
     """Causal softmax attention (Vaswani et al. 2017) of q [T, Hq, D] over the cached keys and
     values [2*Hkv, blocks, block_size*D] of each row's sequence. Returns [T, Hq, D].
 
-    Query head h uses KV head h // (Hq/Hkv). Keys and values of the rows themselves must have been
-    written. Cached rows behind a sequence's end are read and weighted by zero: they must be
-    finite.
+    Query head h uses KV head h // (Hq/Hkv). cap: scores are bent to stay below it (`soft_cap`).
+    Keys and values of the rows themselves must have been written. Cached rows behind a sequence's
+    end are read and weighted by zero: they must be finite.
     """
     rows, heads, dim = q.shape
     plan.bind(cache.shape[0] // 2)
     flat = q.reshape(rows * heads, dim)
-    parts = [_attend_group(flat, cache, plan.kv_heads, group, scale) for group in plan.groups]
+    parts = [_attend_group(flat, cache, plan.kv_heads, group, scale, cap) for group in plan.groups]
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)
     return whole.index_select(0, plan.results).view(rows, heads, dim)
 
 
 def _attend_group(
-    flat: Tensor, cache: Tensor, kv_heads: int, group: QueryGroup, scale: float
+    flat: Tensor,
+    cache: Tensor,
+    kv_heads: int,
+    group: QueryGroup,
+    scale: float,
+    cap: float | None,
 ) -> Tensor:
     """Results [kv_heads * S * M, D] of one group, from the queries flat [T * Hq, D]."""
     dim, tiles, batch = flat.shape[1], group.tiles, kv_heads * group.count
@@ -107,6 +118,8 @@ def _attend_group(
     size = q.shape[1]
     keys, values = cache.index_select(1, group.blocks).view(2, batch, tiles * TILE, dim)
     scores = torch.baddbmm(flat.new_empty(1, 1, 1), q, keys.transpose(1, 2), beta=0, alpha=scale)
+    if cap is not None:
+        soft_cap(scores, cap)
     if group.mask is not None:
         by_sequence = scores.view(kv_heads, group.count, size, tiles * TILE)
         by_sequence[..., group.first_masked :].add_(group.mask)
@@ -141,19 +154,22 @@ def plan_attention(
     block_size: int,
     device: torch.device | str,
     dtype: torch.dtype,
+    window: int | None = None,
 ) -> AttentionPlan:
     """Plan a step over spans whose rows are packed in this order. block_size must divide 64.
+
+    window: a query sees so many keys, up to its own; None: all of them.
 
     Each span is cut where positions are multiples of 64, so that a query tile needs key tiles up
     to its own last position only; tiles of like size are computed together.
     """
     assert TILE % block_size == 0, f"block_size {block_size} does not divide {TILE}"
-    tiles = cut(spans)
+    tiles = cut(spans, window)
     total = sum(span.count for span in spans)
     places = np.empty((3, total, heads_per_kv), dtype=np.int64)
     groups, base = [], 0
     for members in gather(tiles):
-        groups.append(_group(members, heads_per_kv, block_size, device, dtype))
+        groups.append(_group(members, heads_per_kv, block_size, window, device, dtype))
         base = _place(places, members, base, heads_per_kv)
     placed = torch.from_numpy(places.reshape(3, -1)).to(device)
     return AttentionPlan(heads_per_kv, groups, placed[0], placed[1], placed[2], placed[0])
@@ -168,23 +184,26 @@ def _group(
     members: list[QueryTile],
     heads_per_kv: int,
     block_size: int,
+    window: int | None,
     device: torch.device | str,
     dtype: torch.dtype,
 ) -> QueryGroup:
     size = _rows_of(members, heads_per_kv)
     most = max(tile.tiles for tile in members)
     rows = np.empty((len(members), size), dtype=np.int64)
-    seen = np.empty((len(members), size), dtype=np.int64)
+    seen = np.empty((len(members), size), dtype=np.int64)  # read keys up to each row's own
     for i, tile in enumerate(members):
         # Rows of padding repeat the tile's first one: finite, masked like it, and never read.
         index = np.arange(size)
         index[tile.count * heads_per_kv :] = 0
         rows[i] = tile.row * heads_per_kv + index
-        seen[i] = tile.start + 1 + index // heads_per_kv
-    first_masked = int(seen.min()) // TILE * TILE
+        seen[i] = tile.start + 1 + index // heads_per_kv - tile.first * TILE
+    hides = window is not None and int(seen.max()) > window
+    first_masked = 0 if hides else int(seen.min()) // TILE * TILE
     mask = None
     if first_masked < most * TILE:
-        mask = _mask(torch.from_numpy(seen).to(device), first_masked, most * TILE, dtype)
+        ends = torch.from_numpy(seen).to(device)
+        mask = _mask(ends, first_masked, most * TILE, window if hides else None, dtype)
     table = torch.from_numpy(_block_table(members, most * (TILE // block_size), block_size))
     packed = torch.from_numpy(rows.reshape(-1)).to(device)
     return QueryGroup(
@@ -192,22 +211,25 @@ def _group(
     )
 
 
-def _mask(seen: Tensor, first: int, end: int, dtype: torch.dtype) -> Tensor:
-    """[S, M, end - first]: 0 for the first seen[s, m] keys of all, -inf for those behind."""
-    keys = torch.arange(first, end, device=seen.device)
+def _mask(seen: Tensor, first: int, end: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """[S, M, end - first]: 0 for the first seen[s, m] keys of all, or for the last `window` of
+    those, and -inf for all others."""
+    keys, ends = torch.arange(first, end, device=seen.device), seen[..., None]
     zeros = torch.zeros(*seen.shape, end - first, dtype=dtype, device=seen.device)
-    return zeros.masked_fill_(keys >= seen[..., None], -torch.inf)
+    hidden = keys >= ends if window is None else (keys >= ends) | (keys < ends - window)
+    return zeros.masked_fill_(hidden, -torch.inf)
 
 
 def _block_table(members: list[QueryTile], width: int, block_size: int) -> NDArray[np.int64]:
-    """Block ids of all members, each padded with its own first block: what a row reads in vain
-    is then still its own sequence's, never another's."""
+    """Block ids of all members from their first key tile on, each padded with the first of those:
+    what a row reads in vain is then still its own sequence's, never another's."""
     table = np.empty((len(members), width), dtype=np.int64)
     for i, tile in enumerate(members):
-        needed = -(-(tile.start + tile.count) // block_size)
-        assert len(tile.blocks) >= needed, f"{needed} blocks needed, {len(tile.blocks)} given"
-        table[i] = tile.blocks[0]
-        table[i, :needed] = tile.blocks[:needed]
+        first = tile.first * (TILE // block_size)
+        end = -(-(tile.start + tile.count) // block_size)
+        assert len(tile.blocks) >= end, f"{end} blocks needed, {len(tile.blocks)} given"
+        table[i] = tile.blocks[first]
+        table[i, : end - first] = tile.blocks[first:end]
     return table.reshape(-1)
 
 

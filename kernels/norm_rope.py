@@ -13,8 +13,11 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight along the last dimension (Zhang and Sennrich 2019).
 
-    x: [..., D] of any dtype, computed in fp32. weight: [D], or [H, D] for x [T, H, D].
+    x: [..., D] of any dtype, computed in fp32. weight: [D], or [H, D] for x [T, H, D]; one of a
+    wider dtype than x is multiplied before the result is rounded to that of x.
     """
+    if weight.dtype != x.dtype:
+        return rms_norm(x.to(weight.dtype), weight, eps).to(x.dtype)
     if weight.dim() == 1:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     return torch.nn.functional.rms_norm(x, weight.shape[-1:], None, eps).mul_(weight)

@@ -23,7 +23,8 @@ FEWEST_POSITIONS = 16
 class Span:
     """Consecutive packed rows: positions start … start+count-1 of one sequence.
 
-    blocks: the sequence's block table, long enough for all these positions.
+    blocks: the sequence's block table, long enough for all these positions. What stands in it for
+    positions before the first key tile is not looked at.
     """
 
     start: int
@@ -33,11 +34,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class QueryTile:
-    """`count` packed rows from `row` on, at positions from `start` on; `tiles` of keys to read."""
+    """`count` packed rows from `row` on, at positions from `start` on; `tiles` of keys to read, of
+    which tile `first` of the sequence is the first."""
 
     row: int
     start: int
     count: int
+    first: int
     tiles: int
     blocks: Sequence[int]
 
@@ -46,14 +49,29 @@ class QueryTile:
         return max(self.count, FEWEST_POSITIONS)
 
 
-def cut(spans: Sequence[Span]) -> list[QueryTile]:
+def first_key_tile(position: int, window: int | None) -> int:
+    """The first key tile that is read for the query tile of a position: a function of that tile
+    alone, so that the order of a row's sums is one of its position alone.
+
+    window: how many keys a query sees, its own among them; None: all before it.
+    """
+    if window is None:
+        return 0
+    return max(0, position // TILE * TILE - window + 1) // TILE
+
+
+def cut(spans: Sequence[Span], window: int | None = None) -> list[QueryTile]:
     tiles, row = [], 0
     for span in spans:
         start, end = span.start, span.start + span.count
         while start < end:
+            first = first_key_tile(start, window)
             # A short span is one tile wherever it lies: a second would cost more than it saves.
-            stop = end if span.count <= TILE // 2 else min(end, (start // TILE + 1) * TILE)
-            tiles.append(QueryTile(row, start, stop - start, -(-stop // TILE), span.blocks))
+            # But where a window moves on within it, its rows begin with different keys.
+            whole = span.count <= TILE // 2 and first_key_tile(end - 1, window) == first
+            stop = end if whole else min(end, (start // TILE + 1) * TILE)
+            last = -(-stop // TILE)
+            tiles.append(QueryTile(row, start, stop - start, first, last - first, span.blocks))
             row += stop - start
             start = stop
     return tiles

@@ -19,6 +19,7 @@ import numpy as np
 from .blocks import BlockPool, BlockState
 from .lease import Fence, Lease
 from .prefix import PrefixIndex
+from .window import HOLE
 
 _REFERENCES = (BlockState.HELD, BlockState.FENCED)
 _RANKS = (BlockState.FREE, BlockState.CACHED, BlockState.FENCED, BlockState.HELD)
@@ -63,8 +64,8 @@ def audit(
         _Claim("the free list", BlockState.FREE, pool.free_list),
         _Claim("the prefix cache", BlockState.CACHED, list(pool.prefixes.idle)),
     ]
-    claims += [_Claim(_holder(x), BlockState.HELD, x.blocks, x) for x in leases.values()]
-    claims += [_Claim(_waiter(x), BlockState.FENCED, x.lease.blocks, x.lease) for x in fences]
+    claims += [_Claim(_holder(x), BlockState.HELD, x.held, x) for x in leases.values()]
+    claims += [_Claim(_waiter(x), BlockState.FENCED, x.lease.held, x.lease) for x in fences]
     takers: list[_Taker] = [("the free list", slot, None) for slot in free_slots]
     takers += [(_holder(x), x.slot, x) for x in leases.values()]
     takers += [(_waiter(x), x.lease.slot, x.lease) for x in fences]
@@ -79,11 +80,19 @@ def audit(
             if x.seq != seq
         ),
         *(
-            Finding(f"{_waiter(x)} waits though it landed", tuple(x.lease.blocks), (x.lease,))
+            Finding(f"{_waiter(x)} waits though it landed", tuple(x.lease.held), (x.lease,))
             for x in fences
             if x.step <= landed
         ),
+        *_holes([*leases.values(), *(x.lease for x in fences)]),
     ]
+
+
+def _holes(leases: Iterable[Lease]) -> Iterator[Finding]:
+    for lease in leases:
+        if any(block != HOLE for block in lease.blocks[: lease.dropped]):
+            text = f"{_holder(lease)} has dropped blocks that its table still names"
+            yield Finding(text, leases=(lease,))
 
 
 def _holder(lease: Lease) -> str:

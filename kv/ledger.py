@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from .audit import Finding, audit
 from .blocks import BlockPool, BlockState
 from .lease import Fence, Lease
+from .window import HOLE, Window, longest_known
 
 __all__ = ["Fence", "Lease", "Ledger"]
 
@@ -19,10 +20,11 @@ class Ledger:
     """Leases over `total_blocks` blocks of `block_size` tokens and over `slots` slots.
 
     Life of a lease: `open` takes a slot, `share` starts its table with blocks that others have
-    computed, `grow` adds blocks, `publish` lets others find those that are complete, `release`
-    ends it. Released blocks and slot are reusable when the last step that had a row of the
-    sequence has landed: at once, or after a fence. A sequence may be opened again (after a
-    preemption) while its earlier lease still waits behind one. Misuse is an assertion.
+    computed, `grow` adds blocks, `publish` lets others find those that are complete, `drop` gives
+    up the first ones, `release` ends it. Released blocks and slot are reusable when the last step
+    that had a row of the sequence has landed: at once, or after a fence. A sequence may be opened
+    again (after a preemption) while its earlier lease still waits behind one. Misuse is an
+    assertion.
     """
 
     __slots__ = ("_free_slots", "block_size", "fences", "landed", "leases", "pool", "slots")
@@ -76,16 +78,21 @@ class Ledger:
         lease = self.leases[seq] = Lease(seq, self._free_slots.pop())
         return lease
 
-    def find(self, *chains: Sequence[bytes]) -> list[int]:
+    def find(self, *chains: Sequence[bytes], window: Window | None = None) -> list[int]:
         """Blocks that hold the longest known beginning of a sequence, given one or several chains
-        of keys for the same tokens: any of them will do for each block."""
+        of keys for the same tokens: any of them will do for each block. Through a window only the
+        last of them are needed, and holes stand for those before."""
         known, found = self.pool.prefixes.blocks, []
         for keys in zip(*chains, strict=True):
-            block = next((known[key] for key in keys if key in known), None)
-            if block is None:
+            block = next((known[key] for key in keys if key in known), HOLE)
+            if block == HOLE and window is None:
                 break
             found.append(block)
-        return found
+        if window is None:
+            return found
+        del found[longest_known([block != HOLE for block in found], window) :]
+        unread = window.first_block(len(found) * self.block_size)
+        return [HOLE] * unread + found[unread:]
 
     def idle_among(self, blocks: Sequence[int]) -> int:
         """How many of the blocks are available as long as nobody shares them."""
@@ -93,21 +100,24 @@ class Ledger:
 
     def sole_blocks(self, seq: int) -> int:
         """Blocks that become available when the lease of `seq` ends: nobody else refers to them."""
-        return sum(self.pool.refs[block] == 1 for block in self.lease(seq).blocks)
+        return sum(self.pool.refs[block] == 1 for block in self.lease(seq).held)
 
     def share(self, seq: int, blocks: Sequence[int]) -> None:
-        """Start the block table of `seq`, which has no blocks yet, with blocks that `find` found.
-        Nobody may write to them from now on."""
+        """Start the block table of `seq`, which has no blocks yet, with what `find` found. Nobody
+        may write to those blocks from now on."""
         lease = self.lease(seq)
         assert not lease.blocks, f"sequence {seq} has blocks already"
-        self.pool.share(blocks)
         lease.blocks.extend(blocks)
+        lease.dropped = blocks.count(HOLE)
+        self.pool.share(lease.held)
 
     def publish(self, seq: int, keys: Sequence[bytes], first: int) -> None:
         """Blocks `first`, `first + 1`, … of the table of `seq` are full and their KV is complete,
         for both models where both use them: they can be found by these keys. Nobody may write to
         them from now on."""
-        blocks = self.lease(seq).blocks[first : first + len(keys)]
+        lease = self.lease(seq)
+        assert first >= lease.dropped, f"sequence {seq} publishes blocks that it has dropped"
+        blocks = lease.blocks[first : first + len(keys)]
         for block, key in zip(blocks, keys, strict=True):
             self.pool.publish(block, key)
 
@@ -126,6 +136,17 @@ class Ledger:
             lease.blocks.extend(added)
         return added
 
+    def drop(self, seq: int, count: int) -> None:
+        """End the references of `seq` to the first `count` blocks of its table, or to those of them
+        that are left: no row of it reads them again, in the air or later. Their places stay."""
+        lease = self.lease(seq)
+        assert count <= len(lease.blocks), f"sequence {seq} has no {count} blocks to drop"
+        if count > lease.dropped:
+            freed = lease.blocks[lease.dropped : count]
+            lease.blocks[lease.dropped : count] = [HOLE] * len(freed)
+            lease.dropped = count
+            self.pool.drop(freed, BlockState.HELD)
+
     def release(self, seq: int, fence: int | None) -> None:
         """End the lease of `seq`, whose last row was in step `fence` (None: it had no row).
 
@@ -136,7 +157,7 @@ class Ledger:
         if fence is None or fence <= self.landed:
             self._return(lease, BlockState.HELD)
         else:
-            self.pool.fence(lease.blocks)
+            self.pool.fence(lease.held)
             self.fences.append(Fence(fence, lease))
 
     def land(self, step: int) -> None:
@@ -178,5 +199,5 @@ class Ledger:
         )
 
     def _return(self, lease: Lease, state: BlockState) -> None:
-        self.pool.drop(lease.blocks, state, warm=self.fair_share)
+        self.pool.drop(lease.held, state, warm=self.fair_share)
         self._free_slots.append(lease.slot)

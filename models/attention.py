@@ -25,19 +25,26 @@ class Heads(Protocol):
     def head_dim(self) -> int: ...
     @property
     def rms_eps(self) -> float: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def score_cap(self) -> float | None: ...
+    @property
+    def windows(self) -> tuple[int | None, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Projections and, with qk_norm, the norms of query and key heads: qk_norm [Hq + Hkv, D].
 
-    qkv: all heads of queries, then keys, then values.
+    qkv: all heads of queries, then keys, then values. window: how many keys a query sees.
     """
 
     config: Heads
     qkv: Linear
     o: Linear
     qk_norm: Tensor | None
+    window: int | None = None
 
     def __call__(
         self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, cache: Tensor
@@ -48,8 +55,8 @@ class Attention:
         rotated = heads[:, : config.heads + config.kv_heads]
         if self.qk_norm is not None:
             rotated.copy_(rms_norm(rotated, self.qk_norm, config.rms_eps))
-        apply_rope(rotated, *rope)
+        apply_rope(rotated[..., : rope[0].shape[-1]], *rope)
         write_kv(cache, heads[:, config.heads :], batch.where)
-        scale = config.head_dim**-0.5
-        out = attend(heads[:, : config.heads], cache, batch.attention, scale)
+        plan = batch.attention[self.window]
+        out = attend(heads[:, : config.heads], cache, plan, config.scale, config.score_cap)
         return self.o(out.view(x.shape[0], -1))

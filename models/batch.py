@@ -5,6 +5,7 @@ Built by `spec` once a step, read by `decoder`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,10 +19,11 @@ class Batch:
 
     tokens: [T] int64. positions: [T] int64, the index of each token in its own sequence.
     where: [T] int64, the cache row each key and value goes to (block * block_size + offset).
-    attention: who sees what, from `kernels.attention.plan_attention` over the same rows.
+    attention: who sees what, from `kernels.attention.plan_attention` over the same rows, for every
+    window that layers of the model see through; None: the plan of those that see everything.
     """
 
     tokens: Tensor
     positions: Tensor
     where: Tensor
-    attention: AttentionPlan
+    attention: Mapping[int | None, AttentionPlan]

@@ -4,8 +4,8 @@ Built from a config and a checkpoint's tensors by whoever serves or drafts with 
 `forward` is one step of any mixture of prefill chunks, decoding rows and verification windows.
 
 A row's hidden state and logits are a function of its sequence up to it alone, to the last bit:
-see `kernels.attention` and `linear` for how. One flag-driven layer covers Llama, Mistral, Qwen2
-and Qwen3.
+see `kernels.attention` and `linear` for how. One layer covers all families; what differs between
+them is in `family` and `config`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from ..kernels.norm_rope import rms_norm
+from ..kernels.activation import soft_cap
 from .batch import Batch
 from .config import ModelConfig
 from .layer import Loader
@@ -47,17 +47,25 @@ class Decoder:
         self.dtype = dtype
         loader = Loader(config, tensors, self.device, dtype)
         self._embedding = loader.take("model.embed_tokens.weight")
-        self._norm = loader.take("model.norm.weight")
-        self._layers = [loader.layer(f"model.layers.{i}.") for i in range(config.layers)]
+        # as the family's models know it: rounded to the dtype of its embeddings
+        scale = torch.tensor(config.hidden_size**0.5 if config.family.gemma else 1.0, dtype=dtype)
+        self._embedding_scale = float(scale)
+        self._norm = loader.norm("model.norm")
+        self._layers = [
+            loader.layer(f"model.layers.{i}.", window) for i, window in enumerate(config.windows)
+        ]
         self._head = self._output(loader)
-        self._rope = RopeTable(config.rope, config.max_position, self.device, dtype)
+        kinds = list(dict.fromkeys(config.ropes))
+        self._ropes = [RopeTable(it, config.max_position, self.device, dtype) for it in kinds]
+        self._rope_of = [kinds.index(rope) for rope in config.ropes]
         self.weight_bytes = loader.nbytes
         self.exact = loader.exact and self._head.exact and self.device.type == "cpu"
         tensors.clear()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [T, H] of token ids [T]."""
-        return self._embedding.index_select(0, tokens)
+        found = self._embedding.index_select(0, tokens)
+        return found if self._embedding_scale == 1.0 else found.mul_(self._embedding_scale)
 
     def forward(self, batch: Batch, caches: list[Tensor]) -> Tensor:
         """Hidden states [T, H] of the batch's rows after the final norm.
@@ -71,19 +79,22 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:
         """`forward`, and the residual stream as it was after each of `taps` layers (0: the
         embedding), in ascending order and side by side [T, len(taps) * H]."""
-        rope = self._rope(batch.positions)
+        ropes = [table(batch.positions) for table in self._ropes]
         hidden = self.embed(batch.tokens)
         taken = [hidden.clone()] if 0 in taps else []
-        for done, (layer, cache) in enumerate(zip(self._layers, caches, strict=True), start=1):
-            layer.add_to(hidden, rope, batch, cache)
+        layers = zip(self._layers, self._rope_of, caches, strict=True)
+        for done, (layer, rope, cache) in enumerate(layers, start=1):
+            layer.add_to(hidden, ropes[rope], batch, cache)
             if done in taps:
                 taken.append(hidden.clone())
         states = torch.cat(taken, 1) if taken else hidden[:, :0]
-        return rms_norm(hidden, self._norm, self.config.rms_eps), states
+        return self._norm(hidden), states
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] states that `forward` returned → [S, vocabulary], in the decoder's dtype."""
-        return self._head(hidden)
+        logits = self._head(hidden)
+        cap = self.config.logit_cap
+        return logits if cap is None else soft_cap(logits, cap)
 
     def _output(self, loader: Loader) -> Linear:
         if not self.config.tie_head:

@@ -25,15 +25,28 @@ from .gguf_tokenizer import write_tokenizer
 from .progress import Progress, silent
 from .weights import write_weights
 
-_ARCHS = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
+_ARCHS = {
+    "llama": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+    "gemma2": MODEL_ARCH.GEMMA2,
+    "gemma3": MODEL_ARCH.GEMMA3,
+    "phi3": MODEL_ARCH.PHI3,
+}
+_GEMMA = ("gemma2", "gemma3")
 _SINGLE = ("model.embed_tokens", "model.norm", "lm_head")
 _PER_LAYER = (
     *("input_layernorm", "post_attention_layernorm"),
+    *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     *(f"self_attn.{part}_proj" for part in "qkvo"),
     *("self_attn.q_norm", "self_attn.k_norm"),
     *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
 )
-_IGNORED = ("rope_freqs.weight",)  # told by the config
+_FUSED = (
+    *("input_layernorm", "post_attention_layernorm"),
+    *("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+)
+_IGNORED = ("rope_freqs.weight", gguf_config.LONG, gguf_config.SHORT)  # told by the config
 _SLAB = 1 << 23  # elements dequantised at a time: 32 MiB in fp32
 
 
@@ -70,7 +83,8 @@ def tensor_names(file: GgufFile) -> dict[str, str]:
     """Hugging Face name of every tensor in the file; ModelError for one that has none."""
     layers = file.need_int("block_count")
     table = get_tensor_name_map(_ARCHS[file.arch], layers)
-    modules = [*_SINGLE, *(f"model.layers.{i}.{m}" for i in range(layers) for m in _PER_LAYER)]
+    parts = _FUSED if file.arch == "phi3" else _PER_LAYER
+    modules = [*_SINGLE, *(f"model.layers.{i}.{part}" for i in range(layers) for part in parts)]
     known = {table.get_name(module): module for module in modules}
     names = {}
     for name in file.tensors:
@@ -91,6 +105,8 @@ def _slabs(file: GgufFile, name: str) -> Iterator[torch.Tensor]:
     rows = max(1, _SLAB // width) if data.ndim > 1 else len(data)
     for start in range(0, len(data), rows):
         slab = _dequantised(data[start : start + rows], tensor.tensor_type, file, name)
+        if file.arch in _GEMMA and name.endswith("norm.weight"):
+            slab -= 1.0  # llama.cpp multiplies by what is stored, transformers by one more
         yield torch.from_numpy(slab).to(torch.bfloat16)
 
 

@@ -11,15 +11,24 @@ from typing import Any
 import numpy as np
 
 from .errors import ModelError
+from .gguf_families import DESCRIBE
 from .gguf_file import GgufFile
 
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 CONTROL = 3  # the token type of marks that are never text
 
 # Names under which chat models end a turn or a text; a file states only one of them as its end.
 END_MARKS = frozenset(
     (
         *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
-        *("<|end_of_text|>", "<|endoftext|>", "</s>", "<｜end▁of▁sentence｜>"),
+        *(
+            "<end_of_turn>",
+            "<eos>",
+            "<|end_of_text|>",
+            "<|endoftext|>",
+            "</s>",
+            "<｜end▁of▁sentence｜>",
+        ),
     )
 )
 
@@ -31,8 +40,7 @@ def config(file: GgufFile) -> dict[str, Any]:
     heads = file.need_int("attention.head_count")
     hidden = file.need_int("embedding_length")
     head_dim = _head_dim(file, hidden // heads)
-    return {
-        **_family(file),
+    base = {
         "vocab_size": int(_embedding(file)[0]),
         "hidden_size": hidden,
         "intermediate_size": file.need_int("feed_forward_length"),
@@ -43,12 +51,12 @@ def config(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": file.need_int("context_length"),
         "rms_norm_eps": file.need(f"{file.arch}.attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(file, head_dim),
-        "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
         "dtype": "bfloat16",
     }
+    return DESCRIBE[file.arch](file, base)
 
 
 def generation_config(file: GgufFile) -> dict[str, Any]:
@@ -69,19 +77,6 @@ def end_tokens(file: GgufFile) -> list[int]:
     return list(dict.fromkeys([i for i in stated if i is not None] + named))
 
 
-def _family(file: GgufFile) -> dict[str, Any]:
-    if file.arch == "qwen2":
-        return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
-    bias = {"attention_bias": file.has("attn_output.bias")}
-    if file.arch == "qwen3":
-        return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **bias}
-    if window := file.of_arch("attention.sliding_window"):
-        name = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-        return {**name, "sliding_window": window}
-    bias["mlp_bias"] = file.has("ffn_down.bias")
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **bias}
-
-
 def _embedding(file: GgufFile) -> tuple[int, ...]:
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{file.path} lacks the tensor token_embd.weight")
@@ -89,7 +84,8 @@ def _embedding(file: GgufFile) -> tuple[int, ...]:
 
 
 def _head_dim(file: GgufFile, usual: int) -> int:
-    rotated = file.of_arch("rope.dimension_count")
+    # of phi3's heads a part may be rotated
+    rotated = None if file.arch == "phi3" else file.of_arch("rope.dimension_count")
     head_dim = int(file.of_arch("attention.key_length") or rotated or usual)
     for key, value in (
         ("rope.dimension_count", rotated),
@@ -108,6 +104,8 @@ def _rope(file: GgufFile, head_dim: int) -> dict[str, Any]:
     if "rope_freqs.weight" in file.tensors:
         factors = np.asarray(file.tensors["rope_freqs.weight"].data, dtype=np.float64).ravel()
         return rope | llama3_scaling(factors, theta, head_dim, str(file.path))
+    if LONG in file.tensors:
+        return rope | _longrope(file)
     kind = file.of_arch("rope.scaling.type", "none")
     if kind == "none":
         return rope
@@ -123,6 +121,19 @@ def _rope(file: GgufFile, head_dim: int) -> dict[str, Any]:
     }
     stated = {name: file.of_arch(f"rope.scaling.{key}") for key, name in names.items()}
     return rope | {name: value for name, value in stated.items() if value is not None}
+
+
+def _longrope(file: GgufFile) -> dict[str, Any]:
+    if SHORT not in file.tensors:
+        raise ModelError(f"{file.path} holds {LONG} and lacks {SHORT}")
+    factors = {
+        key: np.asarray(file.tensors[name].data, dtype=np.float32).ravel().tolist()
+        for key, name in (("short_factor", SHORT), ("long_factor", LONG))
+    }
+    context = file.need_int("rope.scaling.original_context_length")
+    rope = {"rope_type": "longrope", **factors, "original_max_position_embeddings": context}
+    stated = file.of_arch("rope.scaling.attn_factor")
+    return rope | ({} if stated is None else {"attention_factor": stated})
 
 
 def llama3_scaling(factors: np.ndarray, theta: float, head_dim: int, where: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gguf import GGUFEndian, GGUFReader, GGUFValueType, ReaderTensor
 
 from .errors import ModelError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 
 
 class GgufFile:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.norm_rope import rms_norm
 from .batch import Batch
 from .decoder import Decoder
 from .errors import ModelError
@@ -120,10 +119,10 @@ class Head:
         loader = Loader(config, tensors, self.device, self.dtype)
         self._own_embedding = loader.take(EMBEDDING) if EMBEDDING in tensors else None
         self._fc = loader.linear("", "fc", bias=False)
-        self._embedding_norm = loader.take(FIRST + "input_layernorm.weight")
+        self._embedding_norm = loader.norm(FIRST + "input_layernorm")
         self._first = loader.layer(FIRST, attention_norm="hidden_norm")
         self._rest = [loader.layer(f"layers.{i}.") for i in range(1, config.layers)]
-        self._norm = loader.take("norm.weight")
+        self._norm = loader.norm("norm")
         self._output = loader.linear("", "lm_head", bias=False)
         positions = max(config.max_position, target.config.max_position)
         self._rope = RopeTable(config.rope, positions, self.device, self.dtype)
@@ -141,9 +140,9 @@ class Head:
         states: [T, H], for each row what is known of the token before it: fused states of the
         target or, behind a guess, the head's own. caches: as a decoder's, one per layer.
         """
-        first, eps = self._first, self.config.rms_eps
-        embedded = rms_norm(self._embed(batch.tokens), self._embedding_norm, eps)
-        normed = rms_norm(states, first.attention_norm, eps)
+        first = self._first
+        embedded = self._embedding_norm(self._embed(batch.tokens))
+        normed = first.attention_norm(states)
         hidden = normed.clone() if self.config.norm_before_residual else states.clone()
         rope = self._rope(batch.positions)
         hidden.add_(first.attention(torch.cat((embedded, normed), 1), rope, batch, caches[0]))
@@ -154,7 +153,7 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """States [S, H] that `forward` returned → [S, D], over the head's own tokens."""
-        return self._output(rms_norm(hidden, self._norm, self.config.rms_eps))
+        return self._output(self._norm(hidden))
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if self._own_embedding is None:

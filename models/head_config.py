@@ -14,6 +14,7 @@ from typing import Any
 
 from .config import ModelConfig, read_json, refuse_unsupported
 from .errors import ModelError, one_line
+from .family import LLAMA, Family
 from .rope import Rope, read_rope
 
 FLAT = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -53,6 +54,24 @@ class HeadConfig:
     mlp_bias: bool
     qk_norm: bool
 
+    @property
+    def family(self) -> Family:
+        """A head's layers are like Llama's, whatever its target's are."""
+        return LLAMA
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @property
+    def score_cap(self) -> float | None:
+        return None
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """A head sees everything, also behind a target that does not."""
+        return (None,) * self.layers
+
 
 def is_head(directory: Path) -> bool:
     """Whether the directory holds a head draft rather than a model that stands on its own."""
@@ -74,7 +93,7 @@ def load_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
     if kind not in ("llama", "qwen3"):
         raise ModelError(f"unsupported model_type {kind!r} of the head's layer in {where}")
     config = _parse(kind, layer, where)
-    refuse_unsupported(layer, config, directory)
+    refuse_unsupported(layer, config, LLAMA, directory)
     heads, hidden, vocab = config.num_attention_heads, config.hidden_size, config.vocab_size
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     bias = bool(getattr(config, "attention_bias", False))

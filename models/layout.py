@@ -56,19 +56,19 @@ def _layer_shapes(
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.heads * dim, config.kv_heads * dim
     wide = inputs or hidden
+    family = config.family
+    attention = {"q": q, "k": kv, "v": kv} if not family.fused else {"qkv": q + 2 * kv}
+    feed_forward = {"gate": inner, "up": inner} if not family.fused else {"gate_up": 2 * inner}
     projections = {
-        "self_attn.q_proj": (q, wide, config.qkv_bias),
-        "self_attn.k_proj": (kv, wide, config.qkv_bias),
-        "self_attn.v_proj": (kv, wide, config.qkv_bias),
+        **{f"self_attn.{n}_proj": (rows, wide, config.qkv_bias) for n, rows in attention.items()},
         "self_attn.o_proj": (hidden, q, config.o_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        **{f"mlp.{n}_proj": (rows, hidden, config.mlp_bias) for n, rows in feed_forward.items()},
         "mlp.down_proj": (hidden, inner, config.mlp_bias),
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if family.gemma:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in norms}
     for name, (rows, columns, bias) in projections.items():
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:

@@ -88,14 +88,14 @@ def _matrices(
     """Bytes of all tensors of these shapes, matrices as a `Linear` keeps them."""
     rows: dict[str, int] = {}
     width: dict[str, int] = {}
-    total = 0
+    total, small = 0, torch.float32 if config.family.gemma else dtype
     for name, shape in shapes.items():
         if len(shape) == 2:
             matrix = _joined(name)
             rows[matrix] = rows.get(matrix, 0) + shape[0]
             width[matrix] = shape[1]
         else:
-            total += _plain(shape, dtype) * _copies(name, config)
+            total += _plain(shape, small) * _copies(name, config)
     return total + sum(matrix_bytes(rows[it], width[it], dtype, device) for it in rows)
 
 

@@ -65,13 +65,18 @@ def assemble(feeds: Sequence[Feed], model: Model, block_size: int) -> Batch:
         ]
     )
     tokens, positions, where = torch.from_numpy(rows).to(model.device)
-    attention = plan_attention(
-        [Span(feed.start, len(feed), feed.blocks) for feed in feeds],
-        heads_per_kv=config.heads // config.kv_heads,
-        block_size=block_size,
-        device=model.device,
-        dtype=model.dtype,
-    )
+    spans = [Span(feed.start, len(feed), feed.blocks) for feed in feeds]
+    attention = {
+        window: plan_attention(
+            spans,
+            heads_per_kv=config.heads // config.kv_heads,
+            block_size=block_size,
+            device=model.device,
+            dtype=model.dtype,
+            window=window,
+        )
+        for window in dict.fromkeys(config.windows)
+    }
     return Batch(tokens=tokens, positions=positions, where=where, attention=attention)
 
 

@@ -32,11 +32,13 @@ from .pacing import ModelPace
 
 @dataclass(frozen=True, slots=True)
 class PlacedDraft:
-    """A draft beside its target. kv: what it keeps of a token. drafter: makes the drafter of the
-    storage that `kv` asks for, the tokens per block, and how far to guess."""
+    """A draft beside its target. kv: what it keeps of a token. window: how far back any of its
+    layers looks at most; None: one sees everything. drafter: makes the drafter of the storage that
+    `kv` asks for, the tokens per block, and how far to guess."""
 
     kv: KvShape
     weight_bytes: int
+    window: int | None
     drafter: Callable[[list[Tensor], int, ModelPace], ModelDrafter]
 
 
@@ -108,20 +110,19 @@ def _head_draft(config: HeadConfig, tensors: dict[str, Tensor]) -> Draft:
     def place(target: Decoder) -> PlacedDraft:
         head = Head(config, tensors, target)
         kv = head_kv_shape(config, target.dtype)
-        return PlacedDraft(kv, head.weight_bytes, partial(HeadDrafter, head))
+        return PlacedDraft(kv, head.weight_bytes, None, partial(HeadDrafter, head))
 
     return place
 
 
 def _model_draft(config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
     def place(target: Decoder) -> PlacedDraft:
-        positions = max(config.max_position, target.config.max_position)
-        far = replace(config, max_position=positions)
+        far = replace(config, max_position=target.config.max_position)
         own = Decoder(far, tensors, device=target.device, dtype=target.dtype)
 
         def drafter(caches: list[Tensor], block_size: int, pace: ModelPace) -> ModelDrafter:
             return DraftModel(own, caches, block_size, target.config.vocab_size, pace)
 
-        return PlacedDraft(kv_shape(config, target.dtype), own.weight_bytes, drafter)
+        return PlacedDraft(kv_shape(config, target.dtype), own.weight_bytes, config.window, drafter)
 
     return place

@@ -45,7 +45,8 @@ class Row(msgspec.Struct, frozen=True):
     count: known tokens whose KV is computed in this step, starting where the last row ended.
     draft: draft tokens to verify behind them, at most; only where `sample` is true.
     sample: whether `count` reaches the last known token, so that new tokens come of this row.
-    blocks: block ids appended to the sequence's table, enough for `count + draft` more tokens.
+    blocks: block ids appended to the sequence's table, enough for `count + draft` more tokens. Of
+    models that see through windows, -1 may stand for the first blocks of all, which nothing reads.
     """
 
     seq: int

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 class Slot:
     """One row of state. `tokens[:known]` are the sequence's tokens, the first `prompt` of them its
     prompt, of which `tokens[:computed]` have their KV in the target's cache, in the blocks of
-    `blocks` in order. Log probabilities of prompt tokens were given for what follows the first
-    `reported` ones. processors: None where none apply, or before the first row that samples
-    (`prepared` tells). leaving: called once, before the slot forgets its sequence, for a drafter
-    that keeps something of it; must not raise.
+    `blocks` in order; ids of those that no window reaches back to mean nothing any more. Log
+    probabilities of prompt tokens were given for what follows the first `reported` ones.
+    processors: None where none apply, or before the first row that samples (`prepared` tells).
+    leaving: called once, before the slot forgets its sequence, for a drafter that keeps something
+    of it; must not raise.
     """
 
     index: int

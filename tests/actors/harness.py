@@ -23,7 +23,7 @@ class Harness:
     def __init__(self, blocks: int, block_size: int, slots: int, limits: Limits, **pair: object):
         self.ledger = Ledger(blocks, block_size, slots)
         self.planner = Planner(self.ledger, limits)
-        self.pair = ScriptedPair(block_size, **pair)
+        self.pair = ScriptedPair(block_size, window=limits.window, **pair)
         self.judge = Judge()
         self.now = 0.0
         self.air: deque[tuple[StepPlan, Verdict]] = deque()

@@ -149,3 +149,20 @@ async def test_traffic_that_cannot_be_read_ends_the_start(model, tmp_path):
 async def test_a_pool_without_room_is_refused(model):
     message = await refusal(model, "none", kv_memory=1000)
     assert message.startswith("1000 bytes for KV are too few: two blocks take ")
+
+
+async def test_blocks_are_given_back_where_all_layers_of_all_models_have_a_window(tmp_path):
+    sizes = {"max_position_embeddings": POSITIONS, "num_hidden_layers": 4, "tokenizer": True}
+    target = save_tiny(tmp_path / "target", "mistral", sliding_window=20, **sizes)
+    wider = save_tiny(tmp_path / "wider", "phi3", sliding_window=33, **sizes)
+    mixed = save_tiny(tmp_path / "mixed", "gemma3", **sizes | {"num_hidden_layers": 2})
+    head = save_head(tmp_path / "head", target)
+    small = {"kv_memory": 2**20 // 4, "max_num_batched_tokens": 16, "max_flights": 1}
+    wanted = {"none": 20, wider: 33, mixed: None, head: None}
+    for draft, window in wanted.items():
+        found = await parts(target, draft, **small)
+        assert found.limits.window == window, draft
+        held = found.info.blocks * found.info.block_size
+        assert held < POSITIONS
+        assert found.admission.pool_tokens == (POSITIONS if draft == "none" else held)
+    assert (await parts(mixed, "none")).limits.window is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ class Scene:
     cache: Tensor
     block_size: int
     scale: float
+    window: int | None = None
+    cap: float | None = None
 
     @property
     def heads_per_kv(self) -> int:
@@ -40,9 +43,10 @@ class Scene:
             block_size=self.block_size,
             device="cpu",
             dtype=self.cache.dtype,
+            window=self.window,
         )
         q = torch.cat([self.queries[seq][start : start + n] for seq, start, n in pieces])
-        out = attend(q, self.cache, plan, self.scale)
+        out = attend(q, self.cache, plan, self.scale, self.cap)
         return list(out.split([count for _, _, count in pieces]))
 
 
@@ -55,6 +59,8 @@ def scene(
     dim: int = 16,
     block_size: int = 16,
     junk: float = 3.0,
+    window: int | None = None,
+    cap: float | None = None,
 ) -> Scene:
     generator = torch.Generator().manual_seed(sum(lengths))
 
@@ -75,7 +81,7 @@ def scene(
         where = torch.tensor(table)[positions // block_size] * block_size + positions % block_size
         write_kv(cache, torch.cat((k, v), 1), where)
     queries = [rand(length, kv_heads * heads_per_kv, 1.0) for length in lengths]
-    return Scene(queries, keys, values, tables, cache, block_size, dim**-0.5)
+    return Scene(queries, keys, values, tables, cache, block_size, dim**-0.5, window, cap)
 
 
 def plain(s: Scene, seq: int, start: int, count: int) -> Tensor:
@@ -83,11 +89,14 @@ def plain(s: Scene, seq: int, start: int, count: int) -> Tensor:
     q, k, v = (x[seq].double() for x in (s.queries, s.keys, s.values))
     out = torch.zeros(count, *q.shape[1:], dtype=torch.float64)
     for row in range(count):
-        seen = start + row + 1
+        end = start + row + 1
+        seen = slice(0 if s.window is None else max(0, end - s.window), end)
         for head in range(q.shape[1]):
             kv = head // s.heads_per_kv
-            weights = torch.softmax(k[:seen, kv] @ q[start + row, head] * s.scale, 0)
-            out[row, head] = weights @ v[:seen, kv]
+            scores = k[seen, kv] @ q[start + row, head] * s.scale
+            if s.cap is not None:
+                scores = s.cap * torch.tanh(scores / s.cap)
+            out[row, head] = torch.softmax(scores, 0) @ v[seen, kv]
     return out
 
 
@@ -101,6 +110,38 @@ def test_it_is_softmax_attention(
     pieces = [(0, 0, 1), (1, 0, 64), (2, 60, 5), (3, 0, 200), (4, 300, 1), (4, 301, 32)]
     for piece, got in zip(pieces, s.attend(pieces), strict=True):
         assert (got.double() - plain(s, *piece)).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 63, 64, 65, 100, 128, 200, 332, 333, 1000])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_through_a_window_it_is_softmax_attention_over_the_last_keys(
+    window: int, block_size: int
+) -> None:
+    s = scene([1, 64, 65, 200, 333], block_size=block_size, window=window, cap=2.0)
+    pieces = [(0, 0, 1), (1, 0, 64), (2, 60, 5), (3, 0, 200), (4, 300, 1), (4, 301, 32)]
+    for piece, got in zip(pieces, s.attend(pieces), strict=True):
+        assert (got.double() - plain(s, *piece)).abs().max() < 2e-5
+
+
+def test_a_window_that_hides_nothing_changes_no_bit() -> None:
+    whole, wide = scene([333]), scene([333], window=333)
+    for piece in ((0, 0, 333), (0, 200, 40), (0, 332, 1)):
+        assert torch.equal(whole.attend([piece])[0], wide.attend([piece])[0])
+
+
+@pytest.mark.parametrize("window", [1, 20, 64, 65, 130])
+def test_what_lies_before_the_first_key_tile_is_not_even_looked_at(window: int) -> None:
+    """Blocks that only earlier rows could see may belong to others, and have no id here."""
+    s = scene([400, 90], window=window)
+    pieces = [(0, 330, 20), (1, 80, 1)]
+    wanted = s.attend(pieces)
+    first = query_tiles.first_key_tile(330, window) * 64 // s.block_size
+    for block in s.tables[0][:first]:
+        s.cache[:, block] = torch.nan
+    s.tables[0][:first] = [10**6] * first
+    assert first > 0
+    for rows, before in zip(s.attend(pieces), wanted, strict=True):
+        assert torch.equal(rows, before)
 
 
 def test_half_width_stays_close() -> None:
@@ -118,17 +159,24 @@ piece = st.integers(0, 3).flatmap(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     pieces=st.lists(piece, min_size=1, max_size=6),
     cost=st.sampled_from([0, 256, 10**6]),
     limit=st.sampled_from([1, 4096, 10**9]),
+    window=st.one_of(st.none(), st.integers(1, 700)),
+    cap=st.sampled_from([None, 1.5]),
 )
 def test_a_row_keeps_its_bits_in_any_company(
-    dtype: torch.dtype, pieces: list[tuple[int, int, int]], cost: int, limit: int
+    dtype: torch.dtype,
+    pieces: list[tuple[int, int, int]],
+    cost: int,
+    limit: int,
+    window: int | None,
+    cap: float | None,
 ) -> None:
     """Any pieces, grouped in any way, against single rows alone."""
-    s = scene(LENGTHS, dtype=dtype)
+    s = scene(LENGTHS, dtype=dtype, window=window, cap=cap)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(query_tiles, "GROUP_COST", cost)
         patch.setattr(query_tiles, "GROUP_LIMIT", limit)
@@ -141,8 +189,8 @@ def test_a_row_keeps_its_bits_in_any_company(
 
 def test_every_number_of_query_rows_agrees() -> None:
     """Windows of 1 to 70 positions, ending at the same long context."""
-    for dtype in (torch.float32, torch.bfloat16):
-        s = scene([900], dtype=dtype, kv_heads=1, heads_per_kv=1)
+    for dtype, window in product((torch.float32, torch.bfloat16), (None, 300)):
+        s = scene([900], dtype=dtype, kv_heads=1, heads_per_kv=1, window=window)
         wanted = s.attend([(0, 899, 1)])[0][0]
         for count in range(2, 71):
             assert torch.equal(s.attend([(0, 900 - count, count)])[0][-1], wanted)

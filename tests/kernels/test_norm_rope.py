@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.activation import silu_mul
+from paceline.kernels.activation import gelu_mul, silu_mul, soft_cap
 from paceline.kernels.kv_write import write_kv
 from paceline.kernels.norm_rope import apply_rope, rms_norm
 
@@ -60,6 +60,13 @@ class TestRope:
         apply_rope(heads, cos, sin)
         assert torch.allclose(heads, torch.cat((turned.real, turned.imag), -1), atol=1e-6)
 
+    def test_the_first_elements_of_a_head_alone(self) -> None:
+        heads, cos, sin = rand(9, 3, 24), rand(9, 1, 16, seed=1), rand(9, 1, 16, seed=2)
+        whole, part = heads.clone(), heads[..., :16].clone()
+        apply_rope(whole[..., :16], cos, sin)
+        apply_rope(part, cos, sin)
+        assert torch.equal(whole, torch.cat((part, heads[..., 16:]), -1))
+
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("dim", [16, 64, 80])
     def test_rows_are_on_their_own(self, dtype: torch.dtype, dim: int) -> None:
@@ -71,31 +78,55 @@ class TestRope:
         same_rows(run, *(x.to(dtype) for x in inputs))
 
 
-class TestSiluMul:
+def tanh_gelu(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+class TestGates:
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_definition(self, dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize(
+        ("gated", "activation"), [(silu_mul, torch.nn.functional.silu), (gelu_mul, tanh_gelu)]
+    )
+    def test_definition(self, gated, activation, dtype: torch.dtype) -> None:
         gate_up = rand(9, 60, dtype=dtype) * 5
         gate, up = gate_up.double().chunk(2, -1)
-        wanted = gate * torch.sigmoid(gate) * up
+        wanted = activation(gate) * up
         tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-        assert torch.allclose(silu_mul(gate_up).double(), wanted, rtol=tolerance, atol=1e-6)
+        assert torch.allclose(gated(gate_up).double(), wanted, rtol=tolerance, atol=2e-6)
 
-    def test_far_from_zero(self) -> None:
-        assert silu_mul(torch.tensor([[-1000.0, 1000.0, 2.0, 2.0]])).tolist() == [[0.0, 2000.0]]
+    @pytest.mark.parametrize("gated", [silu_mul, gelu_mul])
+    def test_far_from_zero(self, gated) -> None:
+        assert gated(torch.tensor([[-1000.0, 1000.0, 2.0, 2.0]])).tolist() == [[0.0, 2000.0]]
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("threads", [1, 2, 3])
-    def test_rows_are_on_their_own(self, dtype: torch.dtype, threads: int) -> None:
+    @pytest.mark.parametrize("gated", [silu_mul, gelu_mul, lambda x: soft_cap(x.clone(), 2.5)])
+    def test_rows_are_on_their_own(self, gated, dtype: torch.dtype, threads: int) -> None:
         """Also where threads share the elements out in the middle of a row."""
         gate_up = rand(301, 2 * 1003, dtype=dtype)
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            whole = silu_mul(gate_up)
+            whole = gated(gate_up)
             for row in range(len(gate_up)):
-                assert torch.equal(silu_mul(gate_up[row : row + 1]), whole[row : row + 1])
+                assert torch.equal(gated(gate_up[row : row + 1]), whole[row : row + 1])
         finally:
             torch.set_num_threads(before)
+
+    @pytest.mark.parametrize("gated", [silu_mul, gelu_mul, lambda x: soft_cap(x.clone(), 30.0)])
+    def test_every_number_of_half_width_is_on_its_own(self, gated) -> None:
+        """Two at a time, where loops end at once, against all together."""
+        every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+        every = every[every.isfinite()].unflatten(0, (-1, 1)).expand(-1, 2).contiguous()
+        whole = gated(every)
+        pairs = torch.cat([gated(every[i : i + 1]) for i in range(0, len(every), 7)])
+        assert torch.equal(pairs.nan_to_num(7.0), whole[::7].nan_to_num(7.0))
+
+
+def test_a_soft_cap_bends_towards_the_cap() -> None:
+    x = torch.tensor([0.0, 0.01, -1.0, 5.0, 1000.0, -1000.0])
+    wanted = 3.0 * torch.tanh(x.double() / 3.0)
+    assert torch.allclose(soft_cap(x, 3.0).double(), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -26,6 +26,14 @@ def anything_filled(machine: "LedgerMachine") -> bool:
     return any(machine.tables.values())
 
 
+def holds(table: list[int]) -> bool:
+    return bool(table) and table[-1] != -1
+
+
+def anything_held(machine: "LedgerMachine") -> bool:
+    return any(holds(table) for table in machine.tables.values())
+
+
 def anything_to_share(machine: "LedgerMachine") -> bool:
     return bool(machine.keys) and not all(machine.tables.values())
 
@@ -40,7 +48,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.total = total
         # An owner is None (free), ("held", seq) or ("fenced", step).
         self.slot_owner: list[tuple[str, int] | None] = [None] * slots
-        self.tables: dict[int, list[int]] = {}
+        self.tables: dict[int, list[int]] = {}  # -1 for a block that was dropped
         self.fences: list[tuple[int, list[int]]] = []
         self.keys: dict[int, bytes] = {}
         self.idle: set[int] = set()
@@ -60,7 +68,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def forsake(self, blocks: list[int]) -> None:
         """The table with these blocks is gone: those with keys are idle."""
-        for block in blocks:
+        for block in [block for block in blocks if block != -1]:
             if self.state(block) == "free" and block in self.keys:
                 self.idle.add(block)
 
@@ -101,11 +109,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.touched.update(added)
         self.peak = max(self.peak, self.total - self.states().count("free"))
 
-    @precondition(anything_filled)
+    @precondition(anything_held)
     @rule(data=st.data(), key=st.sampled_from(KEYS))
     def publish(self, data: st.DataObject, key: bytes) -> None:
-        seq = data.draw(st.sampled_from([seq for seq, table in self.tables.items() if table]))
-        first = data.draw(st.integers(0, len(self.tables[seq]) - 1))
+        seq = data.draw(st.sampled_from([seq for seq in self.tables if holds(self.tables[seq])]))
+        first = data.draw(st.integers(self.tables[seq].count(-1), len(self.tables[seq]) - 1))
         self.ledger.publish(seq, [key], first)
         block = self.tables[seq][first]
         if key not in self.keys.values():
@@ -122,9 +130,21 @@ class LedgerMachine(RuleBasedStateMachine):
         found = self.ledger.find(*either)
         assert found == wanted
         assert self.ledger.idle_among(found) == len(self.idle & set(found))
+        holes = data.draw(st.sampled_from([0, 0, 1, 3]))
+        found = [-1] * holes + found
         self.ledger.share(seq, found)
         self.tables[seq].extend(found)
         self.idle.difference_update(found)
+
+    @precondition(anything_filled)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from([seq for seq, table in self.tables.items() if table]))
+        count = data.draw(st.integers(0, len(self.tables[seq])))
+        self.ledger.drop(seq, count)
+        dropped = self.tables[seq][:count]
+        self.tables[seq][:count] = [-1] * count
+        self.forsake(dropped)
 
     @precondition(anything_open)
     @rule(data=st.data(), ahead=st.one_of(st.none(), st.integers(-3, 4)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ ROPES = {
         "rope_theta": 10000.0,
     },
 }
+SLIDING, FULL = MIXED = ("sliding_attention", "full_attention")
 VARIANTS = {
     **{family: (family, {}) for family in FAMILIES},
     **{name: ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
@@ -43,6 +45,51 @@ VARIANTS = {
     "wide heads": ("qwen3", {"head_dim": 32, "attention_bias": True}),
     "three to one": ("mistral", {"num_attention_heads": 6, "hidden_size": 96}),
     "one to one": ("llama", {"num_key_value_heads": 4}),
+    "mistral window": ("mistral", {"sliding_window": 40}),
+    "mistral wide window": ("mistral", {"sliding_window": 100}),
+    "window of one": ("mistral", {"sliding_window": 1}),
+    "window of a tile": ("mistral", {"sliding_window": 64}),
+    "mixed qwen2": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 33, "layer_types": list(MIXED)},
+    ),
+    "gemma2 soft caps": (
+        "gemma2",
+        {
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "num_hidden_layers": 4,
+            "layer_types": list(MIXED) * 2,
+        },
+    ),
+    "gemma2 without caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3 ropes": (
+        "gemma3",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+            },
+        },
+    ),
+    "gemma3 full": ("gemma3", {"layer_types": [FULL, FULL]}),
+    "phi3 full": ("phi3", {"sliding_window": None}),
+    "phi3 partial": (
+        "phi3",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            }
+        },
+    ),
 }
 
 
@@ -72,23 +119,39 @@ def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
             for i, tokens in enumerate(sequences)
         ]
         whole = [[Piece(i, 0, len(tokens)) for i, tokens in enumerate(sequences)]]
-        for schedule in (whole, together(*queues)):
+        schedules = [whole, together(*queues)]
+        if block_size == 16:
+            one_by_one = [chunks(i, len(tokens), [1]) for i, tokens in enumerate(sequences)]
+            schedules.append(together(*one_by_one))
+        for schedule in schedules:
             hidden = Packed(decoder, sequences, block_size, seed=block_size).run(schedule)
             for rows, logits in zip(hidden, wanted, strict=True):
-                assert (decoder.logits(rows) - logits).abs().max() <= 1e-3
+                got = decoder.logits(rows)
+                assert (got - logits).abs().max() <= 1e-3
+                assert torch.equal(got.argmax(-1), logits.argmax(-1))
 
 
 @pytest.fixture(
     scope="module",
-    params=[("llama", torch.float32), ("llama", torch.bfloat16), ("qwen3", torch.bfloat16)],
-    ids=["llama-fp32", "llama-bf16", "qwen3-bf16"],
+    params=[
+        ("llama", torch.float32, {}),
+        ("llama", torch.bfloat16, {}),
+        ("qwen3", torch.bfloat16, {}),
+        ("mistral", torch.float32, {"sliding_window": 90}),
+        ("mistral", torch.bfloat16, {"sliding_window": 90}),
+        ("gemma2", torch.float32, {}),
+        ("gemma2", torch.bfloat16, {}),
+        ("gemma3", torch.bfloat16, {"sliding_window": 65}),
+        ("phi3", torch.float32, {}),
+    ],
+    ids=lambda param: f"{param[0]}-{str(param[1])[6:]}",
 )
 def alone(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Decoder, list[list[int]], list[Tensor]]:
     """Sequences, and the hidden states of feeding each one alone, token by token."""
-    family, dtype = request.param
-    odd = {"num_attention_heads": 6, "hidden_size": 96, "intermediate_size": 200}
+    family, dtype, changes = request.param
+    odd = {"num_attention_heads": 6, "hidden_size": 96, "intermediate_size": 200, **changes}
     directory = save_tiny(tmp_path_factory.mktemp(family), family, seed=5, **odd)
     decoder = decoder_of(directory, dtype)
     sequences = [tokens_of(length, length) for length in (390, 100, 50)]
@@ -136,6 +199,35 @@ class TestSameBitsInAnyCompany:
         whole = decoder.logits(wanted[0])
         for count in (1, 2, 3, 5, 8, 16, 40, 80):
             assert torch.equal(decoder.logits(wanted[0][7 : 7 + count]), whole[7 : 7 + count])
+
+
+@pytest.mark.parametrize("served", [96, 256])
+def test_longrope_takes_the_factors_of_the_length_that_is_served(
+    served: int, tmp_path: Path
+) -> None:
+    """transformers chooses by the longest position of a call; here the choice is made once."""
+    factors = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] * 8}
+    changes = {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 128,
+            **factors,
+        },
+        "max_position_embeddings": 256,
+        "original_max_position_embeddings": 128,
+    }
+    directory = save_tiny(tmp_path, "phi3", **changes)
+    config = load_config(directory)
+    assert config.ropes[0].attention_factor > 1.0
+    weights = load_weights(directory)
+    config = replace(config, max_position=served)
+    decoder = Decoder(config, weights, device="cpu", dtype=torch.float32)
+    tokens = tokens_of(served, 1)
+    with torch.no_grad():
+        wanted = tiny_model("phi3", 0, **changes)(torch.tensor([tokens])).logits[0]
+    hidden = Packed(decoder, [tokens], 16).run([[piece] for piece in chunks(0, served, [50])])
+    assert (decoder.logits(hidden[0]) - wanted).abs().max() <= 1e-3
 
 
 def test_a_checkpoint_must_fit_its_config(tmp_path: Path) -> None:

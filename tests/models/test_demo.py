@@ -46,7 +46,7 @@ def test_config(directory: Path) -> None:
     assert (config.heads, config.kv_heads, config.head_dim) == (9, 3, 64)
     assert (config.max_position, config.rms_eps, config.tie_head) == (8192, 1e-5, True)
     assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (False,) * 4
-    assert config.rope.inv_freq[1] == pytest.approx(100000 ** (-2 / 64), rel=1e-6)
+    assert config.ropes[0].inv_freq[1] == pytest.approx(100000 ** (-2 / 64), rel=1e-6)
     assert config.dtype == torch.bfloat16
     assert config.eos_ids[0] == 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,78 @@ def test_sentencepiece_vocabulary(tmp_path: Path) -> None:
     for text in ("hello hello", "hell of 日本\n"):
         assert codec.decode(codec.encode(text)) == text
     assert codec.decode(codec.encode_chat([{"role": "user", "content": "hello"}])).strip()
+
+
+GEMMA_MARKS = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
+GEMMA_WHOLE = ("\n", "\n\n", "\n\n\n", "<b>")
+GEMMA_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+GEMMA_WORDS = (
+    *("▁▁", "▁▁▁", "he", "ll", "▁t", "▁th", "▁the", "llo", "hello", "▁hello", "el", "▁é", "lo"),
+    *("▁", "h", "e", "l", "o", "t", "é", "日"),
+)
+
+
+def gemma(writer: GGUFWriter) -> None:
+    """A vocabulary like Gemma's: no space before a text, runs of line breaks taken whole."""
+    tokens = [*GEMMA_MARKS, *GEMMA_WHOLE, *GEMMA_BYTES, *GEMMA_WORDS]
+    counts = len(GEMMA_MARKS), len(GEMMA_WHOLE), len(GEMMA_BYTES), len(GEMMA_WORDS)
+    values = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": tokens,
+        "token_type": [k for k, n in zip((3, 4, 6, 1), counts, strict=True) for _ in range(n)],
+        "scores": [-1000.0] * sum(counts[:3]) + [-float(i) for i in range(counts[3])],
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    }
+    data = writer.kv_data[0]
+    del data["tokenizer.ggml.merges"]
+    writer.add_token_scores([0.0])
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
+    writer.add_unk_token_id(3)
+    for key, value in values.items():
+        data[f"tokenizer.ggml.{key}"].value = value
+
+
+def likeliest_pieces(text: str) -> list[str]:
+    """What sentencepiece makes of a text without marks: of all neighbours, those whose joint piece
+    has the highest score are joined first."""
+    rank = {word: i for i, word in enumerate(GEMMA_WORDS)}
+    parts = list(text.replace(" ", "▁"))
+    while True:
+        pairs = [(rank.get(a + b, 10**6), i) for i, (a, b) in enumerate(pairwise(parts))]
+        best, i = min(pairs, default=(10**6, 0))
+        if best == 10**6:
+            break
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return [
+        piece
+        for part in parts
+        for piece in ([part] if part in rank else [f"<0x{b:02X}>" for b in part.encode()])
+    ]
+
+
+@pytest.fixture(scope="module")
+def gemma_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    root = tmp_path_factory.mktemp("gemma")
+    model = tiny_model("gemma3", vocab_size=300)
+    path = write_gguf(root / "m.gguf", "gemma3", model, alter=gemma)
+    return TextCodec.load(convert(path, root / "out"))
+
+
+@given(st.lists(st.text("helo té 日€") | st.sampled_from(GEMMA_WHOLE), max_size=6))
+@settings(deadline=None, max_examples=300)
+def test_a_vocabulary_like_gemmas(gemma_codec: TextCodec, parts: list[str]) -> None:
+    text = "".join(parts)
+    spelled = {i: token for token, i in gemma_codec.vocabulary().items()}
+    wanted = ["<bos>"]
+    for part in re.split("(\n{1,3}|<b>)", text):
+        wanted += [part] if part in GEMMA_WHOLE else likeliest_pieces(part)
+    ids = gemma_codec.encode(text)
+    assert [spelled[i] for i in ids] == wanted
+    assert gemma_codec.decode(ids) == text
+    assert b"".join(gemma_codec.piece_bytes(i) for i in ids[1:]) == text.encode()
 
 
 def test_unknown_kind_of_tokenizer_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 SIZES: dict[str, Any] = {
@@ -23,7 +31,16 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 3e-6,
 }
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gemma2": Gemma2Config,
+    "gemma3": Gemma3TextConfig,
+    "phi3": Phi3Config,
+}
+GEMMA = ("gemma2", "gemma3")
+WINDOW = 20
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ Ġ", "Ġ t", "Ġt h", "ĠĠ ĠĠ", "1 2", "Ġ 1", "é ¨")
 TEMPLATE = (
@@ -44,7 +61,16 @@ def tiny_model(arch: str, **settings: Any) -> Any:
     sizes = {**SIZES, "vocab_size": len(byte_level_vocabulary()) + 3, **settings}
     if arch == "qwen3":
         sizes.setdefault("head_dim", 32)
-    sizes.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": 50000.0})
+    rope = {"rope_type": "default", "rope_theta": 50000.0}
+    if arch in GEMMA:
+        sizes = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW} | sizes
+    if arch == "gemma3":
+        local = {"rope_type": "default", "rope_theta": 10000.0}
+        rope = {"full_attention": rope, "sliding_attention": local}
+    if arch == "phi3":
+        sizes = {"sliding_window": WINDOW, "pad_token_id": None} | sizes
+        sizes.setdefault("original_max_position_embeddings", sizes["max_position_embeddings"])
+    sizes.setdefault("rope_parameters", rope)
     model = AutoModelForCausalLM.from_config(CONFIGS[arch](**sizes)).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -71,7 +97,7 @@ def write_gguf(
 ) -> Path:
     """Write `model` as GGUF with a byte-level tokenizer; `alter` may add keys and tensors."""
     writer = GGUFWriter(path, arch)
-    _write_sizes(writer, model.config, leave_out)
+    _write_sizes(writer, arch, model.config, leave_out)
     write_byte_level(writer, pre)
     alter(writer)
     _write_tensors(writer, arch, model, kind)
@@ -82,8 +108,9 @@ def write_gguf(
     return path
 
 
-def _write_sizes(writer: GGUFWriter, config: Any, leave_out: tuple[str, ...]) -> None:
+def _write_sizes(writer: GGUFWriter, arch: str, config: Any, leave_out: tuple[str, ...]) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     values = {
         "add_block_count": config.num_hidden_layers,
         "add_context_length": config.max_position_embeddings,
@@ -94,8 +121,19 @@ def _write_sizes(writer: GGUFWriter, config: Any, leave_out: tuple[str, ...]) ->
         "add_key_length": head_dim,
         "add_value_length": head_dim,
         "add_layer_norm_rms_eps": config.rms_norm_eps,
-        "add_rope_freq_base": config.rope_parameters["rope_theta"],
+        "add_rope_freq_base": rope["rope_theta"],
     }
+    if arch in GEMMA:
+        values["add_sliding_window"] = config.sliding_window
+    if arch == "gemma2":
+        values["add_attn_logit_softcapping"] = config.attn_logit_softcapping
+        values["add_final_logit_softcapping"] = config.final_logit_softcapping
+    if arch == "phi3":
+        for method in ("add_key_length", "add_value_length"):
+            del values[method]
+        values["add_sliding_window"] = config.sliding_window or 0
+        values["add_rope_dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
+        values["add_rope_scaling_orig_ctx_len"] = config.original_max_position_embeddings
     for method, value in values.items():
         if method not in leave_out:
             getattr(writer, method)(value)
@@ -121,6 +159,8 @@ def _write_tensors(writer: GGUFWriter, arch: str, model: Any, kind: GGMLQuantiza
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         data = tensor.numpy()
+        if arch in GEMMA and name.endswith("norm.weight"):
+            data = data + 1.0
         module = name.split(".")[-2]
         if arch == "llama" and module in heads:
             data = permuted(data, heads[module])

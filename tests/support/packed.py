@@ -52,13 +52,17 @@ class Packed:
                 positions.append(p)
                 where.append(table[p // size] * size + p % size)
         config = self.decoder.config
-        plan = plan_attention(
-            [Span(p.start, p.count, self._blocks(p)) for p in pieces],
-            heads_per_kv=config.heads // config.kv_heads,
-            block_size=self.block_size,
-            device="cpu",
-            dtype=self.decoder.dtype,
-        )
+        plan = {
+            window: plan_attention(
+                [Span(p.start, p.count, self._blocks(p)) for p in pieces],
+                heads_per_kv=config.heads // config.kv_heads,
+                block_size=self.block_size,
+                device="cpu",
+                dtype=self.decoder.dtype,
+                window=window,
+            )
+            for window in set(config.windows)
+        }
         batch = Batch(torch.tensor(tokens), torch.tensor(positions), torch.tensor(where), plan)
         hidden = self.decoder.forward(batch, self.caches)
         return list(hidden.split([piece.count for piece in pieces]))

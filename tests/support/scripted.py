@@ -39,6 +39,7 @@ class _Slot:
     opening: Opening
     tokens: list[int]
     computed: int = 0
+    followed: int = 0
     blocks: list[int] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
 
@@ -60,7 +61,8 @@ class _Landed:
 
 class ScriptedPair:
     """Implements `spec.plan.Pair`. cells: what the KV in each place of a block is made of, and
-    whether the draft's is there too. `fault(plan)` may raise; `delay` seconds are slept a step."""
+    whether the draft's is there too. window: rows read that many tokens, by tiles of 64 positions
+    and keys; None: all. `fault(plan)` may raise; `delay` seconds are slept a step."""
 
     def __init__(
         self,
@@ -68,10 +70,12 @@ class ScriptedPair:
         *,
         fault: Callable[[StepPlan], None] = lambda plan: None,
         delay: float = 0.0,
+        window: int | None = None,
     ) -> None:
         self.block_size = block_size
         self.fault = fault
         self.delay = delay
+        self.window = window
         self.slots: dict[int, _Slot] = {}
         self.cells: dict[tuple[int, int], tuple[int, bool]] = {}
         self.steps: list[StepPlan] = []
@@ -83,12 +87,16 @@ class ScriptedPair:
         for opening in plan.openings:
             assert opening.cached % self.block_size == 0
             assert opening.cached < len(opening.tokens), "nothing is left to compute"
-            self.slots[opening.slot] = _Slot(opening, list(opening.tokens), opening.cached)
+            self.slots[opening.slot] = _Slot(
+                opening, list(opening.tokens), opening.cached, opening.cached
+            )
         for row in plan.rows:
             self.slots[row.slot].blocks.extend(row.blocks)
         time.sleep(self.delay)
         self.fault(plan)
         self._no_block_written_and_shared(plan)
+        for row in plan.rows:
+            self._read(self.slots[row.slot])
         results = [self._compute(row) for row in plan.rows]
         for row, result in zip(plan.rows, results, strict=True):
             slot = self.slots[row.slot]
@@ -103,28 +111,43 @@ class ScriptedPair:
 
     def _no_block_written_and_shared(self, plan: StepPlan) -> None:
         slots = [self.slots[row.slot] for row in plan.rows]
-        read = [slot.computed // self.block_size for slot in slots]
-        tables = [slot.blocks for slot in slots]
-        uses = Counter(block for table in tables for block in table)
-        for first, table in zip(read, tables, strict=True):
+        size = self.block_size
+        read = [slot.blocks[self._first(slot) // size :] for slot in slots]
+        written = [slot.blocks[slot.computed // size :] for slot in slots]
+        uses = Counter(block for table in read for block in table)
+        for table, own in zip(read, written, strict=True):
             assert len(set(table)) == len(table), "a block stands twice in one table"
-            assert all(uses[block] == 1 for block in table[first:]), "a shared block is written"
+            assert all(uses[block] == 1 for block in own), "a shared block is written"
 
     def _write(self, slot: _Slot, end: int) -> None:
         """KV of the tokens up to `end`; the draft's, if a model drafts, is a step behind."""
+        slot.followed = slot.computed
+        for index in range(slot.computed, end):
+            self.cells[self._cell(slot, index)] = (slot.mark(index), False)
+        slot.computed = end
+
+    def _first(self, slot: _Slot) -> int:
+        """The first position that a row of the slot reads: of those that the draft has yet to
+        follow where a model drafts, of those that the target computes elsewhere."""
+        if self.window is None:
+            return 0
+        start = slot.followed if slot.opening.method == "draft" else slot.computed
+        return max(0, (start // 64 * 64 - self.window + 1) // 64 * 64)
+
+    def _read(self, slot: _Slot) -> None:
+        """The KV that a row reads must be its own tokens', and the draft follows the target."""
         drafted = slot.opening.method == "draft"
-        for index in range(slot.computed):
+        for index in range(self._first(slot), slot.computed):
             mark, complete = self.cells[self._cell(slot, index)]
             assert mark == slot.mark(index), "a block holds the KV of other tokens"
             if drafted:
                 assert complete or index >= slot.opening.cached, "a block lacks the draft's KV"
                 self.cells[self._cell(slot, index)] = (mark, True)
-        for index in range(slot.computed, end):
-            self.cells[self._cell(slot, index)] = (slot.mark(index), False)
-        slot.computed = end
 
     def _cell(self, slot: _Slot, index: int) -> tuple[int, int]:
-        return slot.blocks[index // self.block_size], index % self.block_size
+        block = slot.blocks[index // self.block_size]
+        assert block >= 0, "a block that was dropped is read or written"
+        return block, index % self.block_size
 
     def _compute(self, row: Row) -> RowDone:
         slot = self.slots[row.slot]

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+WINDOW = 50
 VOCAB = 512
 SPECIALS = ("<|bos|>", "<|end|>", "<|pad|>")
 CHAT_TEMPLATE = (
@@ -26,7 +27,8 @@ CHAT_TEMPLATE = (
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
-    """A transformers config of `family`: hidden 64, 4 heads over 2 KV heads of 16, 2 layers."""
+    """A transformers config of `family`: hidden 64, 4 heads over 2 KV heads of 16, 2 layers. One
+    of Gemma's, and both of Phi-3's, see WINDOW tokens."""
     import transformers
 
     kinds = {
@@ -34,6 +36,9 @@ def tiny_config(family: str, **changes: Any) -> Any:
         "mistral": transformers.MistralConfig,
         "qwen2": transformers.Qwen2Config,
         "qwen3": transformers.Qwen3Config,
+        "gemma2": transformers.Gemma2Config,
+        "gemma3": transformers.Gemma3TextConfig,
+        "phi3": transformers.Phi3Config,
     }
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -50,6 +55,11 @@ def tiny_config(family: str, **changes: Any) -> Any:
     }
     if family == "mistral":
         settings["sliding_window"] = None
+    if family in ("gemma2", "gemma3"):
+        settings |= {"sliding_window": WINDOW, "query_pre_attn_scalar": 24}
+        settings["layer_types"] = ["sliding_attention", "full_attention"]
+    if family == "phi3":
+        settings |= {"sliding_window": WINDOW, "tie_word_embeddings": False}
     return kinds[family](**(settings | changes))
 
 
@@ -68,15 +78,18 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
 def _liven(model: Any) -> None:
     """Weights large enough to matter: products keep the size of their input, norms and biases
     differ from one and zero, attention is peaked, logits spread over several units."""
+    offset = model.config.model_type in ("gemma2", "gemma3_text")
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
             gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.2
             size = 1.0 if "embed" in name else gain / weight.shape[1] ** 0.5
+            if offset and "embed" in name:
+                size = 0.25  # they are scaled, and they are the head too
             if name == "lm_head.weight":
                 size *= 2.0
             weight.normal_(0.0, size)
         elif name.endswith("norm.weight"):
-            weight.normal_(1.0, 0.2)
+            weight.normal_(0.0 if offset else 1.0, 0.2)
         else:
             weight.normal_(0.0, 0.3)
 

@@ -37,9 +37,10 @@ SAMPLED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05, seed=
 NEW_TOKENS = 64
 
 
-def save_models(directory: Path) -> Path:
+def save_models(directory: Path, family: str = "llama", **changes: object) -> Path:
     """A target of three layers under `target`, its first layer alone under `first`."""
-    target = save_tiny(directory / "target", "llama", vocab_size=VOCAB, num_hidden_layers=3)
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 3} | changes
+    target = save_tiny(directory / "target", family, **sizes)
     cut_layers(target, directory / "first", 1)
     return directory
 
