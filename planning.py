@@ -103,6 +103,7 @@ def foresee(
         dtype=machines.dtype_of(settings),
         device=kind,
         step_tokens=settings.batched_tokens(kind),
+        formats=system.formats_of(settings),
     )
     wish = wish_of(settings, system.length_of(settings, directory, config), found, lengths)
     machine = machines.machine_of(settings, kind, memory)

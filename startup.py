@@ -82,6 +82,7 @@ def summary(info: ServingInfo, address: str) -> dict[str, str]:
         "dtype": info.dtype,
         "weights": _size(info.weight_bytes),
         "pool": f"{info.blocks} blocks, {info.pool_tokens} tokens, {_size(info.kv_bytes)}",
+        "kv": info.kv_dtype or info.dtype,
         "largest_concurrency": (
             f"{info.max_concurrency_at_max_len:.1f} sequences of {info.max_model_len} tokens, "
             f"{info.planned_concurrency} to plan with; at most {info.max_num_seqs} at once"

@@ -42,6 +42,8 @@ class ServingInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
     kv_bytes: int
     weight_bytes: int
+    kv_dtype: str = ""
+    """The number formats of the model's KV and, behind it, of a draft's where that has another."""
     exact: bool = True
     """Whether a text is promised not to depend on what else is computed beside it."""
     forecast: Forecast | None = None

@@ -27,6 +27,7 @@ DEFAULT_BLOCK = 16
 """Tokens of a block where nothing says what would suit."""
 
 Device = Literal["auto", "cpu", "cuda"]
+KvDtype = Literal["auto", "int8"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 SpeculativeMethod = Literal["auto", "ngram", "suffix", "draft", "off"]
 LogFormat = Literal["auto", "json", "console"]
@@ -125,6 +126,24 @@ class Settings(BaseSettings):
         "memory",
         "auto",
         'Memory for KV blocks, such as "2GiB"; auto: what there is room for.',
+    )
+    kv_dtype: KvDtype = _setting(
+        "memory",
+        "auto",
+        "Number format of KV; auto: the model's; int8: eight bits, half the memory of bfloat16.",
+        validation_alias=AliasChoices("kv_dtype", "kv_cache_dtype"),
+    )
+    draft_kv_dtype: KvDtype = _setting(
+        "memory",
+        "auto",
+        "The same for the KV of a draft.",
+        validation_alias=AliasChoices("draft_kv_dtype", "draft_kv_cache_dtype"),
+    )
+    kv_full_layers: int = _setting(
+        "memory",
+        0,
+        "Layers at either end that keep KV in the model's format; for kv_dtype int8.",
+        ge=0,
     )
     memory_utilization: float = _setting(
         "memory",

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from ..kv.budget import pool_size
-from ..kv.capacity import KvShape
-from ..kv.tensors import allocate, allocated_bytes
+from ..kv.capacity import KvFormats, KvShape, format_names
+from ..kv.tensors import KvStore, allocate
 from ..kv.window import pool_tokens
 from ..models.config import ModelConfig, load_config, widest
 from ..models.decoder import Decoder
@@ -131,7 +131,7 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     length = length_of(settings, directory, config)
     foreseen = footprint(
         directory, config, drafts_from, dtype=dtype, device=device.type,
-        step_tokens=settings.batched_tokens(device.type),
+        step_tokens=settings.batched_tokens(device.type), formats=formats_of(settings),
     )  # fmt: skip
     wish = wish_of(settings, length, foreseen, lengths)
     # with no more positions than are served, which is what longrope goes by
@@ -147,25 +147,26 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     except ValueError as error:
         raise ModelError(str(error)) from None
 
-    def place(shape: KvShape) -> list[torch.Tensor]:
-        return allocate(shape, blocks, wish.block_size, dtype, device)
+    def place(shape: KvShape) -> KvStore:
+        slots = settings.max_num_seqs
+        return allocate(shape, blocks, wish.block_size, dtype, device, slots=slots)
 
-    caches = place(foreseen.target.kv)
-    kv_bytes = allocated_bytes(caches)
+    kv = place(foreseen.target.kv)
+    kv_bytes = kv.nbytes
     grammars = Grammars(codec.json, config.vocab_size, frozenset(config.eos_ids))
     drafters: dict[Method, Drafter] = {
         "ngram": NgramDrafter(),
         "suffix": SuffixDrafter(settings.suffix_memory),
     }
-    if placed is not None:
-        draft_caches = place(placed.kv)
+    if placed is not None and foreseen.draft is not None:
+        draft_kv = place(foreseen.draft.kv)
         pace = ModelPace(settings.num_speculative_tokens or MODEL_K, FREE_ROWS[device.type])
-        drafter = placed.drafter(draft_caches, wish.block_size, pace)
+        drafter = placed.drafter(draft_kv, wish.block_size, pace)
         drafters["draft"] = drafter
-        kv_bytes += allocated_bytes(draft_caches) + drafter.state_bytes
+        kv_bytes += draft_kv.nbytes + drafter.state_bytes
     pair = ModelPair(
         target,
-        caches,
+        kv,
         drafters,
         slots=settings.max_num_seqs,
         max_len=length,
@@ -189,6 +190,9 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         max_num_seqs=settings.max_num_seqs,
         kv_bytes=kv_bytes,
         weight_bytes=weight_bytes,
+        kv_dtype=format_names(
+            expected.dtype, foreseen.target.kv, foreseen.draft.kv if foreseen.draft else None
+        ),
         exact=target.exact,
         forecast=expected,
     )
@@ -230,6 +234,10 @@ def length_of(settings: Settings, directory: Path, config: ModelConfig) -> int:
     if wanted is not None and wanted > longest:
         raise ModelError(f"max_model_len {wanted} exceeds the {longest} positions of {directory}")
     return wanted or longest
+
+
+def formats_of(settings: Settings) -> KvFormats:
+    return KvFormats(settings.kv_dtype, settings.draft_kv_dtype, settings.kv_full_layers)
 
 
 def _default_method(settings: Settings, has_draft: bool) -> Method | None:

@@ -161,11 +161,11 @@ def compute_states(
     config = target.config
     needs = [-(-len(text) // BLOCK) for text in texts]
     shape = KvShape(config.layers, config.kv_heads, config.head_dim, target.dtype.itemsize)
-    caches = allocate(shape, sum(needs), BLOCK, target.dtype, target.device)
+    kv = allocate(shape, sum(needs), BLOCK, target.dtype, target.device)
     firsts = np.cumsum([0, *needs[:-1]])
     feeds = [
         Feed(np.array(text, np.int64), 0, range(first, first + need))
         for text, first, need in zip(texts, firsts.tolist(), needs, strict=True)
     ]
-    final, states = target.forward_tapped(assemble(feeds, target, BLOCK), caches, taps)
+    final, states = target.forward_tapped(assemble(feeds, target, kv), kv.layers, taps)
     return torch.cat((states, final), 1)

@@ -30,7 +30,7 @@ from torch import Tensor
 from .activation import soft_cap
 from .query_tiles import TILE, QueryTile, Span, cut, gather
 
-__all__ = ["AttentionPlan", "QueryGroup", "Span", "attend", "plan_attention"]
+__all__ = ["AttentionPlan", "QueryGroup", "Span", "attend", "mix", "plan_attention", "score"]
 
 ROW_MULTIPLE = 4
 
@@ -51,6 +51,8 @@ class QueryGroup:
     rows: Tensor
     mask: Tensor | None
     first_masked: int
+    members: list[QueryTile]
+    seen: NDArray[np.int64]
     queries: Tensor
 
 
@@ -115,11 +117,22 @@ def _attend_group(
     """Results [kv_heads * S * M, D] of one group, from the queries flat [T * Hq, D]."""
     dim, tiles, batch = flat.shape[1], group.tiles, kv_heads * group.count
     q = flat.index_select(0, group.queries).view(batch, -1, dim)
-    size = q.shape[1]
     keys, values = cache.index_select(1, group.blocks).view(2, batch, tiles * TILE, dim)
-    scores = torch.baddbmm(flat.new_empty(1, 1, 1), q, keys.transpose(1, 2), beta=0, alpha=scale)
-    if cap is not None:
-        soft_cap(scores, cap)
+    return mix(score(q, keys, scale, cap), values, kv_heads, group)
+
+
+def score(q: Tensor, keys: Tensor, scale: float, cap: float | None) -> Tensor:
+    """Products [N, M, K] of queries [N, M, D] and keys [N, K, D], times `scale`, and bent to stay
+    below `cap`."""
+    scores = torch.baddbmm(q.new_empty(1, 1, 1), q, keys.transpose(1, 2), beta=0, alpha=scale)
+    return scores if cap is None else soft_cap(scores, cap)
+
+
+def mix(scores: Tensor, values: Tensor, kv_heads: int, group: QueryGroup) -> Tensor:
+    """Results [kv_heads * S * M, D] of a group from its scores [kv_heads * S, M, tiles * TILE],
+    which are overwritten, and its values [kv_heads * S, tiles * TILE, D]."""
+    batch, size, dim = scores.shape[0], scores.shape[1], values.shape[2]
+    tiles = group.tiles
     if group.mask is not None:
         by_sequence = scores.view(kv_heads, group.count, size, tiles * TILE)
         by_sequence[..., group.first_masked :].add_(group.mask)
@@ -128,7 +141,7 @@ def _attend_group(
         return torch.bmm(weights, values).view(-1, dim)
     by_tile = weights.view(batch, size, tiles, TILE).transpose(1, 2).reshape(-1, size, TILE)
     sums = torch.bmm(by_tile, values.view(-1, TILE, dim)).view(batch, tiles, size, dim)
-    return _fold(sums.float()).to(flat.dtype).reshape(-1, dim)
+    return _fold(sums.float()).to(values.dtype).reshape(-1, dim)
 
 
 def _fold(x: Tensor) -> Tensor:
@@ -207,7 +220,7 @@ def _group(
     table = torch.from_numpy(_block_table(members, most * (TILE // block_size), block_size))
     packed = torch.from_numpy(rows.reshape(-1)).to(device)
     return QueryGroup(
-        len(members), most, table.to(device), packed, mask, first_masked, queries=packed
+        len(members), most, table.to(device), packed, mask, first_masked, members, seen, packed
     )
 
 

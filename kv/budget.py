@@ -54,6 +54,11 @@ class Footprint:
         """Bytes of a block of both models."""
         return block_bytes(block_size, self.target.kv, self.draft.kv if self.draft else None)
 
+    def stage_bytes(self, block_size: int, slots: int) -> int:
+        """What both keep beside their blocks for so many sequences at once."""
+        models = [self.target, self.draft] if self.draft else [self.target]
+        return sum(model.kv.stage_bytes(block_size, slots) for model in models)
+
     def draft_share(self, block_size: int) -> float:
         """The draft's share of the pool, 0 to 1."""
         mine = self.draft.kv.block_bytes(block_size) if self.draft else 0
@@ -88,22 +93,23 @@ def pool_size(machine: Machine, footprint: Footprint, wish: Wish) -> int:
     """
     per_block = footprint.block_bytes(wish.block_size)
     longest = blocks_of(wish.length, wish.block_size)
+    stages = footprint.stage_bytes(wish.block_size, wish.max_num_seqs)
     if wish.kv_memory is not None:
         budget = wish.kv_memory
     elif machine.kind == "cpu":
         usual = wish.max_num_seqs * min(wish.length, POOL_LENGTH) // wish.block_size
         left = max(0, machine.memory - footprint.weights)
-        budget = cpu_budget(left, max(usual, longest) * per_block)
+        budget = cpu_budget(left, max(usual, longest) * per_block + stages)
     else:
         budget = gpu_budget(
             machine.memory, machine.utilization, footprint.weights, footprint.activations
         )
     draft = footprint.draft.kv if footprint.draft else None
-    blocks = pool_blocks(budget, wish.block_size, footprint.target.kv, draft)
+    blocks = pool_blocks(budget - stages, wish.block_size, footprint.target.kv, draft)
     if blocks < 2:
         raise ValueError(
-            f"{budget} bytes for KV are too few: two blocks take {2 * per_block}. The weights take "
-            f"{footprint.weights} of {machine.memory}"
+            f"{budget} bytes for KV are too few: two blocks take {2 * per_block + stages}. The "
+            f"weights take {footprint.weights} of {machine.memory}"
         )
     return min(blocks, longest * wish.max_num_seqs)
 

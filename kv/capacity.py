@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
+
+KvDtype = Literal["auto", "int8"]
 
 # cgroup v1 writes "no limit" as the largest page-aligned 63-bit number.
 _UNLIMITED = 2**62
+
+STAGED_AHEAD = 16
+"""Tokens behind the last one that counts whose keys may have been staged: a draft's, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormats:
+    """What the settings say of both models' KV. full_layers: so many of the target's layers at
+    either end stay in full precision."""
+
+    target: KvDtype = "auto"
+    draft: KvDtype = "auto"
+    full_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
     """What a model keeps of one token: a key and a value for each layer and KV head.
 
-    block_state: bytes that it keeps of each block beside that of its tokens.
+    element_bytes: of a number in full precision. block_state: bytes that it keeps of each block
+    beside that of its tokens. int8: the layers that keep eight bits of a number, and a scale of two
+    bytes for each token and head, and of one byte for each block and channel of a key.
     """
 
     layers: int
@@ -27,15 +45,45 @@ class KvShape:
     head_dim: int
     element_bytes: int = 2
     block_state: int = 0
+    int8: range = range(0)
+
+    def in_format(self, kv_dtype: KvDtype, full_layers: int = 0) -> KvShape:
+        """The same as the settings say: "int8" is eight bits, but for so many first and as many
+        last layers. ValueError where none is left for them."""
+        if kv_dtype == "auto":
+            return self
+        layers = range(full_layers, self.layers - full_layers)
+        if not layers:
+            raise ValueError(f"none of {self.layers} layers is between {full_layers} at either end")
+        return replace(self, int8=layers)
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (key and value) · layers · KV heads · head size · bytes of an element."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
+        """Bytes that one more token takes in a block: for each layer and KV head, 2 (key and value)
+        · head size · bytes of an element, and 2 for the scale of an eight-bit value. It does not
+        depend on the size of blocks: what is kept once for each, as the scales of eight-bit keys
+        are, is in `block_bytes` alone."""
+        full = self.layers - len(self.int8)
+        numbers = full * self.element_bytes + len(self.int8)
+        return self.kv_heads * (2 * self.head_dim * numbers + 2 * len(self.int8))
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of a block of `block_size` tokens."""
-        return block_size * self.bytes_per_token + self.block_state
+        """Bytes of a block of `block_size` tokens: theirs, the scales of keys, and its state."""
+        scales = len(self.int8) * self.kv_heads * self.head_dim
+        return block_size * self.bytes_per_token + scales + self.block_state
+
+    def stage_bytes(self, block_size: int, slots: int) -> int:
+        """Bytes beside the blocks, for `slots` sequences at once: the keys of blocks that are not
+        full, twice, in full precision."""
+        cells = 2 * slots * (block_size + STAGED_AHEAD)
+        return cells * len(self.int8) * self.kv_heads * self.head_dim * self.element_bytes
+
+
+def format_names(plain: str, target: KvShape, draft: KvShape | None = None) -> str:
+    """The number formats of both models' KV in words, as one where they are the same. `plain`: that
+    of full precision."""
+    names = ["int8" if shape.int8 else plain for shape in (target, draft) if shape is not None]
+    return names[0] if len(set(names)) == 1 else f"{names[0]}, draft {names[1]}"
 
 
 def block_bytes(block_size: int, target: KvShape, draft: KvShape | None = None) -> int:

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..kernels.attention import attend
-from ..kernels.kv_write import write_kv
+from ..kernels.layer_kv import LayerKv, Sight
 from ..kernels.norm_rope import apply_rope, rms_norm
 from .batch import Batch
 from .linear import Linear
@@ -37,17 +36,17 @@ class Heads(Protocol):
 class Attention:
     """Projections and, with qk_norm, the norms of query and key heads: qk_norm [Hq + Hkv, D].
 
-    qkv: all heads of queries, then keys, then values. window: how many keys a query sees.
+    qkv: all heads of queries, then keys, then values.
     """
 
     config: Heads
     qkv: Linear
     o: Linear
     qk_norm: Tensor | None
-    window: int | None = None
+    sight: Sight
 
     def __call__(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, cache: Tensor
+        self, x: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, cache: LayerKv
     ) -> Tensor:
         """x [T, H] → [T, H]; keys and values of the rows are written to the cache on the way."""
         config = self.config
@@ -56,7 +55,5 @@ class Attention:
         if self.qk_norm is not None:
             rotated.copy_(rms_norm(rotated, self.qk_norm, config.rms_eps))
         apply_rope(rotated[..., : rope[0].shape[-1]], *rope)
-        write_kv(cache, heads[:, config.heads :], batch.where)
-        plan = batch.attention[self.window]
-        out = attend(heads[:, : config.heads], cache, plan, config.scale, config.score_cap)
+        out = cache.attend(heads[:, : config.heads], heads[:, config.heads :], batch, self.sight)
         return self.o(out.view(x.shape[0], -1))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..kernels.attention import AttentionPlan
+from ..kernels.staged import Staged
 
 
 @dataclass(slots=True)
@@ -21,9 +22,11 @@ class Batch:
     where: [T] int64, the cache row each key and value goes to (block * block_size + offset).
     attention: who sees what, from `kernels.attention.plan_attention` over the same rows, for every
     window that layers of the model see through; None: the plan of those that see everything.
+    staged: the way with keys of blocks that are not full; None where the KV keeps none apart.
     """
 
     tokens: Tensor
     positions: Tensor
     where: Tensor
     attention: Mapping[int | None, AttentionPlan]
+    staged: Staged | None = None

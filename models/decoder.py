@@ -10,12 +10,13 @@ them is in `family` and `config`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from ..kernels.activation import soft_cap
+from ..kernels.layer_kv import LayerKv
 from .batch import Batch
 from .config import ModelConfig
 from .layer import Loader
@@ -67,15 +68,15 @@ class Decoder:
         found = self._embedding.index_select(0, tokens)
         return found if self._embedding_scale == 1.0 else found.mul_(self._embedding_scale)
 
-    def forward(self, batch: Batch, caches: list[Tensor]) -> Tensor:
+    def forward(self, batch: Batch, caches: Sequence[LayerKv]) -> Tensor:
         """Hidden states [T, H] of the batch's rows after the final norm.
 
-        caches: one [2*kv_heads, blocks, block_size*head_dim] per layer, written at `batch.where`.
+        caches: the storage of every layer, in which the batch's rows are kept.
         """
         return self.forward_tapped(batch, caches, ())[0]
 
     def forward_tapped(
-        self, batch: Batch, caches: list[Tensor], taps: Collection[int]
+        self, batch: Batch, caches: Sequence[LayerKv], taps: Collection[int]
     ) -> tuple[Tensor, Tensor]:
         """`forward`, and the residual stream as it was after each of `taps` layers (0: the
         embedding), in ascending order and side by side [T, len(taps) * H]."""

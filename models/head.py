@@ -6,12 +6,13 @@ has none of its own; driven by `spec.head`. The method is EAGLE-3 (Li et al. 202
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..kernels.layer_kv import LayerKv
 from .batch import Batch
 from .decoder import Decoder
 from .errors import ModelError
@@ -134,7 +135,7 @@ class Head:
         Zeros, which stand for a state that is not known, stay zeros."""
         return self._fc(states)
 
-    def forward(self, batch: Batch, states: Tensor, caches: list[Tensor]) -> Tensor:
+    def forward(self, batch: Batch, states: Tensor, caches: Sequence[LayerKv]) -> Tensor:
         """The head's own states [T, H], before the final norm.
 
         states: [T, H], for each row what is known of the token before it: fused states of the

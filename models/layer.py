@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..kernels.layer_kv import LayerKv, Sight
 from ..kernels.norm_rope import rms_norm
 from .attention import Attention, Heads
 from .batch import Batch
@@ -64,7 +65,7 @@ class Layer:
     mlp_out: Callable[[Tensor], Tensor]
 
     def add_to(
-        self, hidden: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, cache: Tensor
+        self, hidden: Tensor, rope: tuple[Tensor, Tensor], batch: Batch, cache: LayerKv
     ) -> None:
         """Add the layer's output to hidden [T, H] in place."""
         x = self.attention(self.attention_norm(hidden), rope, batch, cache)
@@ -146,7 +147,7 @@ class Loader:
             qkv=self.linear(prefix, *qkv, bias=config.qkv_bias),
             o=self.linear(prefix, "o_proj", bias=config.o_bias),
             qk_norm=norm,
-            window=window,
+            sight=Sight(config.scale, config.score_cap, window),
         )
 
     def _scales(self, name: str) -> Tensor:

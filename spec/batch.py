@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..kernels.attention import Span, plan_attention
+from ..kv.tensors import KvStore
 from ..models.attention import Heads
 from ..models.batch import Batch
 
@@ -22,11 +22,12 @@ from ..models.batch import Batch
 @dataclass(frozen=True, slots=True)
 class Feed:
     """Consecutive tokens of one sequence to compute: `tokens` from position `start` on, with the
-    sequence's block table."""
+    sequence's block table and the slot it is in; -1 for none, where nothing is staged."""
 
     tokens: NDArray[np.int64]
     start: int
     blocks: Sequence[int]
+    slot: int = -1
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -35,13 +36,19 @@ class Feed:
     def positions(self) -> NDArray[np.int64]:
         return np.arange(self.start, self.start + len(self), dtype=np.int64)
 
+    def own_blocks(self, block_size: int) -> Sequence[int]:
+        """The blocks that its tokens lie in."""
+        first, end = self.start // block_size, -(-(self.start + len(self)) // block_size)
+        own = self.blocks[first:end]
+        assert len(own) == end - first, f"no block for position {self.start + len(self) - 1}"
+        return own
+
     def cache_rows(self, block_size: int) -> NDArray[np.int64]:
         """Where each token's key and value go: block * block_size + offset."""
-        first, end = self.start // block_size, -(-(self.start + len(self)) // block_size)
-        table = np.asarray(self.blocks[first:end], dtype=np.int64)
-        assert len(table) == end - first, f"no block for position {self.start + len(self) - 1}"
+        table = np.asarray(self.own_blocks(block_size), dtype=np.int64)
         positions = self.positions
-        return table[positions // block_size - first] * block_size + positions % block_size
+        index = positions // block_size - self.start // block_size
+        return table[index] * block_size + positions % block_size
 
 
 class Model(Protocol):
@@ -54,9 +61,9 @@ class Model(Protocol):
     dtype: torch.dtype
 
 
-def assemble(feeds: Sequence[Feed], model: Model, block_size: int) -> Batch:
-    """The feeds' tokens as consecutive rows of one batch on the model's device."""
-    config = model.config
+def assemble(feeds: Sequence[Feed], model: Model, kv: KvStore) -> Batch:
+    """The feeds' tokens as consecutive rows of one batch on the model's device, for its KV."""
+    config, block_size = model.config, kv.block_size
     rows = np.stack(
         [
             np.concatenate([feed.tokens for feed in feeds]),
@@ -77,12 +84,10 @@ def assemble(feeds: Sequence[Feed], model: Model, block_size: int) -> Batch:
         )
         for window in dict.fromkeys(config.windows)
     }
-    return Batch(tokens=tokens, positions=positions, where=where, attention=attention)
+    staged = kv.stage(spans, [feed.slot for feed in feeds])
+    return Batch(tokens, positions, where, attention, staged)
 
 
-def wipe(caches: Sequence[Tensor], feed: Feed, block_size: int) -> None:
-    """Zero what the feed's tokens left in the caches, and nothing else of their blocks."""
-    for cache in caches:
-        rows = torch.from_numpy(feed.cache_rows(block_size)).to(cache.device)
-        by_token = cache.view(cache.shape[0], -1, cache.shape[2] // block_size)
-        by_token.index_fill_(1, rows, 0)
+def wipe(kv: KvStore, feed: Feed) -> None:
+    """Zero what the feed's tokens left in the KV, and nothing else of their blocks."""
+    kv.wipe(feed.cache_rows(kv.block_size), feed.own_blocks(kv.block_size))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kv.tensors import KvStore
 from ..models.decoder import Decoder
 from .batch import Feed, assemble
 from .drafter import Window
@@ -35,7 +36,7 @@ class _Progress:
 
 
 class DraftModel(ModelDrafter):
-    """Drafts with `decoder`, whose caches have as many blocks as the target's.
+    """Drafts with `decoder`, whose KV has as many blocks as the target's.
 
     vocab_size: how many logits the target has. Models of one tokenizer are often padded to
     different widths: what the draft lacks it never guesses, and a token it has no embedding for is
@@ -45,13 +46,13 @@ class DraftModel(ModelDrafter):
     def __init__(
         self,
         decoder: Decoder,
-        caches: list[Tensor],
+        kv: KvStore,
         block_size: int,
         vocab_size: int,
         pace: ModelPace = EAGER,
     ) -> None:
         ids = torch.arange(min(vocab_size, decoder.config.vocab_size), device=decoder.device)
-        super().__init__(caches, block_size, ids, vocab_size, pace)
+        super().__init__(kv, block_size, ids, vocab_size, pace)
         self._decoder = decoder
         self._progress: dict[int, _Progress] = {}
 
@@ -68,13 +69,14 @@ class DraftModel(ModelDrafter):
         progress.settle(window)
         start = min(progress.computed, window.upto - 1) if window.k else progress.computed
         last = self._decoder.config.vocab_size - 1
-        return Feed(np.minimum(slot.tokens[start : window.upto], last), start, slot.blocks)
+        tokens = np.minimum(slot.tokens[start : window.upto], last)
+        return Feed(tokens, start, slot.blocks, slot.index)
 
     def _forward(
         self, windows: Sequence[Window], feeds: Mapping[int, Feed], states: Mapping[int, Tensor]
     ) -> Tensor:
-        batch = assemble(list(feeds.values()), self._decoder, self._block_size)
-        return self._decoder.forward(batch, self._caches)
+        batch = assemble(list(feeds.values()), self._decoder, self._kv)
+        return self._decoder.forward(batch, self._kv.layers)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)[:, : len(self._ids)]

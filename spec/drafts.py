@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..kv.capacity import KvShape
+from ..kv.tensors import KvStore
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
 from ..models.errors import ModelError
@@ -39,7 +40,7 @@ class PlacedDraft:
     kv: KvShape
     weight_bytes: int
     window: int | None
-    drafter: Callable[[list[Tensor], int, ModelPace], ModelDrafter]
+    drafter: Callable[[KvStore, int, ModelPace], ModelDrafter]
 
 
 Draft = Callable[[Decoder], PlacedDraft]
@@ -120,8 +121,8 @@ def _model_draft(config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
         far = replace(config, max_position=target.config.max_position)
         own = Decoder(far, tensors, device=target.device, dtype=target.dtype)
 
-        def drafter(caches: list[Tensor], block_size: int, pace: ModelPace) -> ModelDrafter:
-            return DraftModel(own, caches, block_size, target.config.vocab_size, pace)
+        def drafter(kv: KvStore, block_size: int, pace: ModelPace) -> ModelDrafter:
+            return DraftModel(own, kv, block_size, target.config.vocab_size, pace)
 
         return PlacedDraft(kv_shape(config, target.dtype), own.weight_bytes, config.window, drafter)
 

@@ -12,10 +12,13 @@ from pathlib import Path
 import torch
 
 from ..kv.budget import Footprint, Held, activation_bytes
-from ..kv.capacity import KvShape
+from ..kv.capacity import KvFormats, KvShape
 from ..models.config import ModelConfig, load_config
+from ..models.errors import ModelError
 from ..models.head_config import HeadConfig, is_head, load_head_config
 from ..models.sizes import Weights, decoder_weights, head_weights
+
+PLAIN = KvFormats()
 
 
 def footprint(
@@ -26,16 +29,23 @@ def footprint(
     dtype: torch.dtype,
     device: str,
     step_tokens: int,
+    formats: KvFormats = PLAIN,
 ) -> Footprint:
     """Of the model in `directory` and the draft in another, on a device of type `device`.
 
     Neither directory needs to hold more than a config.json; weights that are there must fit it.
     Whether the tokenizers agree is not looked at. Raises ModelError.
     """
-    target = _held(decoder_weights(directory, config, dtype, device), kv_shape(config, dtype))
+    held = _draft(draft, config, dtype, device) if draft is not None else None
+    try:
+        kv = kv_shape(config, dtype).in_format(formats.target, formats.full_layers)
+    except ValueError as error:
+        raise ModelError(f"kv_full_layers {formats.full_layers}: {error}") from error
+    if held is not None:
+        held = replace(held, kv=held.kv.in_format(formats.draft))
     return Footprint(
-        target,
-        None if draft is None else _draft(draft, config, dtype, device),
+        _held(decoder_weights(directory, config, dtype, device), kv),
+        held,
         activation_bytes(
             step_tokens, config.hidden_size, config.intermediate_size, config.vocab_size
         ),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..kv.tensors import KvStore
 from ..models.head import Head
 from .batch import Feed, assemble
 from .drafter import Window
@@ -44,19 +45,17 @@ class _Progress:
 
 
 class HeadDrafter(ModelDrafter):
-    """Drafts with `head`, whose caches have as many blocks as the target's."""
+    """Drafts with `head`, whose KV has as many blocks as the target's."""
 
-    def __init__(
-        self, head: Head, caches: list[Tensor], block_size: int, pace: ModelPace = EAGER
-    ) -> None:
-        super().__init__(caches, block_size, head.target_ids, head.config.vocab_size, pace)
+    def __init__(self, head: Head, kv: KvStore, block_size: int, pace: ModelPace = EAGER) -> None:
+        super().__init__(kv, block_size, head.target_ids, head.config.vocab_size, pace)
         self.taps = head.config.taps
         self._head = head
         self._progress: dict[int, _Progress] = {}
         width = len(self.taps) * head.config.target_hidden_size
         self._unknown = torch.zeros(1, width, dtype=head.dtype, device=head.device)
         # The target's state of the last token of every block.
-        self._tails = self._unknown.new_zeros(caches[0].shape[1], width)
+        self._tails = self._unknown.new_zeros(kv.blocks, width)
         self.state_bytes = self._tails.nbytes
 
     def open(self, slot: Slot) -> None:
@@ -79,13 +78,13 @@ class HeadDrafter(ModelDrafter):
             progress.states.append(self._tails[last : last + 1])
         end = progress.computed + 1
         start = min(progress.entries, end - 1) if window.k else progress.entries
-        return Feed(slot.tokens[start:end], start, slot.blocks)
+        return Feed(slot.tokens[start:end], start, slot.blocks, slot.index)
 
     def _forward(
         self, windows: Sequence[Window], feeds: Mapping[int, Feed], states: Mapping[int, Tensor]
     ) -> Tensor:
-        batch = assemble(list(feeds.values()), self._head, self._block_size)
-        return self._head.forward(batch, self._states(windows, feeds, states), self._caches)
+        batch = assemble(list(feeds.values()), self._head, self._kv)
+        return self._head.forward(batch, self._states(windows, feeds, states), self._kv.layers)
 
     def _states(
         self, windows: Sequence[Window], feeds: Mapping[int, Feed], states: Mapping[int, Tensor]

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from ..kv.tensors import scrub
+from ..kv.tensors import KvStore
 from .batch import Feed
 from .candidates import guess
 from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
@@ -37,7 +37,7 @@ class ModelDrafter(ABC):
 
     def __init__(
         self,
-        caches: list[Tensor],
+        kv: KvStore,
         block_size: int,
         ids: Tensor,
         vocab_size: int,
@@ -45,7 +45,7 @@ class ModelDrafter(ABC):
     ) -> None:
         """ids: the tokens [D] that it can guess, of the target's `vocab_size`. pace: how far it
         guesses, unless a request says how far."""
-        self._caches = caches
+        self._kv = kv
         self._block_size = block_size
         self._ids = ids
         self._vocab_size = vocab_size
@@ -62,6 +62,7 @@ class ModelDrafter(ABC):
         healthy = [i for i, w in enumerate(windows) if w.slot.index not in self._sick]
         lags = {i: self._lag(windows[i]) for i in healthy}
         feeds = {i: lag for i, lag in lags.items() if len(lag)}
+        self._kv.begin(windows[i].slot.index for i in healthy)
         states: Mapping[int, Tensor] = {}
         sick: set[int] = set()
         depth = 0
@@ -83,7 +84,7 @@ class ModelDrafter(ABC):
             states = {i: hidden[row : row + 1] for i, row in rows.items()}
             depth += 1
             feeds = {
-                i: Feed(np.array(drafts[i][-1:]), w.upto + depth - 1, w.slot.blocks)
+                i: Feed(np.array(drafts[i][-1:]), w.upto + depth - 1, w.slot.blocks, w.slot.index)
                 for i in rows
                 if (w := windows[i]).k > depth and len(drafts[i]) == depth
             }
@@ -91,6 +92,7 @@ class ModelDrafter(ABC):
             if i in sick:
                 self._give_up(windows[i], drafts[i], lags[i].start)
             else:
+                self._kv.commit((windows[i].slot.index,))
                 self._land(windows[i], drafts[i])
         return drafts
 
@@ -118,7 +120,7 @@ class ModelDrafter(ABC):
         """Numbers from position `start` on that are not finite: draft no more for this sequence."""
         # Stale ones would spoil the sums of the blocks' next owner. Blocks before those may be
         # shared, and are sound.
-        scrub(self._caches, window.slot.blocks[start // self._block_size :])
+        self._kv.scrub(window.slot.blocks[start // self._block_size :])
         self._sick.add(window.slot.index)
         draft.clear()
         if window.odds is not None:

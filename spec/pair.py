@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..kv.tensors import scrub
+from ..kv.tensors import KvStore
 from ..models.decoder import Decoder
 from .batch import assemble, wipe
 from .drafter import Drafter
@@ -50,8 +50,8 @@ class Landed:
 class ModelPair:
     """Implements spec.plan.Pair with a target decoder and one drafter per method.
 
-    caches: the target's KV, as kv.tensors.allocate lays it out for `block_size`. slots: how many
-    sequences may be open at once. max_len: how many positions a sequence may have, which no draft
+    kv: the target's, in blocks of `block_size` tokens. slots: how many sequences may be open at
+    once. max_len: how many positions a sequence may have, which no draft
     exceeds. A sequence whose method has no drafter here is never drafted. ends: the model's end
     tokens. grammars: where the grammars of requests are found, compiled.
     """
@@ -59,7 +59,7 @@ class ModelPair:
     def __init__(
         self,
         target: Decoder,
-        caches: list[Tensor],
+        kv: KvStore,
         drafters: Mapping[Method, Drafter],
         *,
         slots: int,
@@ -69,7 +69,7 @@ class ModelPair:
         grammars: Grammars | None = None,
     ) -> None:
         self._target = target
-        self._caches = caches
+        self._kv = kv
         self._drafters = Drafters(drafters)
         self._slots = Slots(slots, max_len)
         self._block_size = block_size
@@ -147,9 +147,10 @@ class ModelPair:
 
     def _compute(self, works: Sequence[Work], laps: list[float]) -> list[Drawn]:
         """One packed forward and what was drawn from it; appends the time after each phase."""
-        batch = assemble([work.feed for work in works], self._target, self._block_size)
+        self._kv.begin(work.slot.index for work in works)
+        batch = assemble([work.feed for work in works], self._target, self._kv)
         laps.append(perf_counter())
-        hidden, states = self._target.forward_tapped(batch, self._caches, self._drafters.taps)
+        hidden, states = self._target.forward_tapped(batch, self._kv.layers, self._drafters.taps)
         parts = torch.split(states, [work.size for work in works])
         for work, own in zip(works, parts, strict=True):
             work.states = own
@@ -183,7 +184,7 @@ class ModelPair:
         if not failed:
             return
         for i in failed:
-            wipe(self._caches, works[i].feed, self._block_size)
+            wipe(self._kv, works[i].feed)
             works[i].draft, works[i].odds = [], None
         again = self._compute([works[i] for i in failed], [])
         for i, result in zip(failed, again, strict=True):
@@ -196,9 +197,10 @@ class ModelPair:
                 # Masked keys count as zero times their value: a stale NaN would reach the sums
                 # of whoever gets the block next. What was computed before was finite, and others
                 # may share it.
-                scrub(self._caches, work.slot.blocks[work.start // self._block_size :])
+                self._kv.scrub(work.slot.blocks[work.start // self._block_size :])
         for work, result in zip(works, drawn, strict=True):
             if result.finite and not _stuck(work, result):
+                self._kv.commit((work.slot.index,))
                 work.slot.advance(work.count + result.accepted, result.tokens)
                 self._drafters.learn(work, result.accepted)
 

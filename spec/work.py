@@ -88,7 +88,7 @@ class Work:
     def feed(self) -> Feed:
         known = self.slot.tokens[self.start : self.end]
         tokens = np.concatenate([known, np.array(self.draft, dtype=np.int64)])
-        return Feed(tokens, self.start, self.slot.blocks)
+        return Feed(tokens, self.start, self.slot.blocks, self.slot.index)
 
 
 @dataclass(frozen=True, slots=True)

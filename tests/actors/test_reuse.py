@@ -19,7 +19,7 @@ from paceline.spec.params import SamplingParams, Speculation
 from support.heard import Heard, head_drafter
 from support.scripted import ScriptedPair
 from support.tiny_heads import save_head
-from support.tiny_pair import BLOCK_SIZE, ENDS, VOCAB, Models, caches_for, load, save_models
+from support.tiny_pair import BLOCK_SIZE, ENDS, VOCAB, Models, finite, load, save_models
 
 PROMPTS, ENOUGH = 10, 60
 BEGINNING = [Random(6).randrange(3, VOCAB) for _ in range(4 * BLOCK_SIZE)]
@@ -35,11 +35,11 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Models:
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def models(request, tmp_path_factory) -> Models:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Models(save_models(tmp_path_factory.mktemp("pair")), torch.float32)
+    yield Models(save_models(tmp_path_factory.mktemp("pair")), torch.float32, request.param)
     torch.set_num_threads(before)
 
 
@@ -84,7 +84,8 @@ async def test_prompts_that_begin_the_same_answer_as_alone(models, blocks, fligh
         assert (await settled(engine))["total"] == blocks
         hits = engine.metrics.registry.get_sample_value("paceline:prefix_cache_hits_total")
         assert hits == sum(cached.values())
-        assert all(cached.values())
+        # In a pool that is too small it depends on who gave way when whether anything is left.
+        assert (all if blocks == ENOUGH else any)(cached.values())
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
@@ -96,7 +97,7 @@ async def test_a_draft_guesses_the_same_behind_what_it_found(models, tmp_path, k
         heard = Heard(
             head_drafter(models, head)
             if kind == "head"
-            else DraftModel(models.first, caches_for(models.first), BLOCK_SIZE, VOCAB)
+            else DraftModel(models.first, models.kv_for(models.first), BLOCK_SIZE, VOCAB)
         )
         pair = models.pair(drafters={"draft": heard})
         async with serving(
@@ -141,7 +142,7 @@ async def test_who_fails_behind_a_shared_beginning_harms_nobody_and_leaves_nothi
         await settled(engine)
         assert ends[1].usage.cached_tokens == 32
         pair = supervisor._parts.pair
-        assert all(cache.isfinite().all() for cache in pair._caches)
+        assert finite(pair._kv)
 
 
 async def test_the_second_request_computes_its_last_block_and_what_is_new():

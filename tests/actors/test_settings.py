@@ -34,6 +34,9 @@ VALUES = {
     "block_size": st.sampled_from(["auto", 1, 2, 4, 8, 16, 32, 64]),
     "traffic": st.none() | words.map(Path),
     "kv_memory": st.just("auto") | st.integers(1, 1 << 50),
+    "kv_dtype": st.sampled_from(["auto", "int8"]),
+    "draft_kv_dtype": st.sampled_from(["auto", "int8"]),
+    "kv_full_layers": st.integers(0, 99),
     "memory_utilization": st.floats(0.01, 1.0),
     "enable_prefix_caching": st.booleans(),
     "host": words,
@@ -147,7 +150,16 @@ def test_gpu_memory_utilization_is_another_name(tmp_path, monkeypatch):
     assert load(parse("--memory-utilization", "0.5"), config).memory_utilization == 0.5
 
 
+@pytest.mark.parametrize("name", ["kv_dtype", "draft_kv_dtype"])
+def test_kv_dtypes_have_another_name(name):
+    flag = "--" + name.replace("kv_dtype", "kv_cache_dtype").replace("_", "-")
+    assert getattr(load(parse(flag, "int8")), name) == "int8"
+
+
 BAD = [
+    ("kv_dtype", "int4"),
+    ("draft_kv_dtype", "fp8"),
+    ("kv_full_layers", "-1"),
     ("max_num_seqs", "0"),
     ("max_flights", "5"),
     ("port", "65536"),

@@ -14,6 +14,7 @@ from paceline.actors.settings import Settings
 from paceline.actors.sources import SettingsError
 from paceline.actors.supervisor import Parts
 from paceline.actors.system import load
+from paceline.kv.capacity import KvShape
 from paceline.models.errors import ModelError
 from paceline.spec.params import SamplingParams, Speculation
 from support.tiny_heads import TAPS, change_config, save_flat_head, save_head
@@ -87,6 +88,36 @@ async def test_what_a_head_needs_is_counted(model, tmp_path):
     states = len(TAPS) * 64 * 4  # of the last token of each block, in float32
     assert beside.kv_bytes == without.kv_bytes * 6 // 4 + beside.blocks * states
     assert beside.weight_bytes > without.weight_bytes
+
+
+@pytest.mark.parametrize("full_layers", [0, 1])
+async def test_the_formats_of_kv_are_as_the_settings_say(model, tmp_path, full_layers):
+    head = save_head(tmp_path, model)
+    formats = {"kv_dtype": "int8", "kv_full_layers": full_layers, "draft_kv_dtype": "int8"}
+    plain = (await parts(model, head)).info
+    target = (await parts(model, head, **formats | {"draft_kv_dtype": "auto"})).info
+    both = (await parts(model, head, **formats)).info
+    assert [info.kv_dtype for info in (plain, target, both)] == [
+        "float32", "int8, draft float32", "int8"
+    ]  # fmt: skip
+    assert plain.blocks == target.blocks == both.blocks
+    layer = KvShape(1, 2, 16, 4)
+    full, small = layer.block_bytes(16), layer.in_format("int8").block_bytes(16)
+    saved = plain.blocks * (full - small)
+    assert plain.kv_bytes - target.kv_bytes == (4 - 2 * full_layers) * saved
+    assert target.kv_bytes - both.kv_bytes == saved
+
+
+async def test_no_layer_left_for_eight_bits_is_refused(model):
+    message = await refusal(model, "none", kv_dtype="int8", kv_full_layers=2)
+    assert message == "kv_full_layers 2: none of 4 layers is between 2 at either end"
+
+
+async def test_a_given_budget_pays_for_what_is_staged_too(model):
+    sizes = {"kv_dtype": "int8", "kv_memory": 200_000, "max_num_seqs": 4}
+    shape = KvShape(4, 2, 16, 4).in_format("int8")
+    info = (await parts(model, "none", **sizes)).info
+    assert info.blocks == (200_000 - shape.stage_bytes(16, 4)) // shape.block_bytes(16)
 
 
 async def test_drafting_by_default_with_a_draft_needs_one(model):

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.actors.planner import Limits
 from paceline.kv.blocks import BlockState
 from paceline.kv.capacity import KvShape
-from paceline.kv.tensors import allocate
+from paceline.kv.tensors import KvStore, allocate
 from paceline.kv.window import reach
 from paceline.models.config import load_config
 from paceline.models.decoder import Decoder
@@ -42,7 +42,7 @@ class Bench:
     def __init__(
         self, files: Path, dtype: torch.dtype, blocks: int, window: int | None, **limits: int
     ) -> None:
-        self.caches: list[Tensor] = []
+        self.cells: list[Tensor] = []
         self.blocks = blocks
         target, draft = self._load(files, dtype), self._load(files, dtype)
         pair = ModelPair(
@@ -63,12 +63,12 @@ class Bench:
     def _load(self, directory: Path, dtype: torch.dtype) -> Decoder:
         return Decoder(load_config(directory), load_weights(directory), device="cpu", dtype=dtype)
 
-    def _place(self, model: Decoder) -> list[Tensor]:
+    def _place(self, model: Decoder) -> KvStore:
         c = model.config
         shape = KvShape(c.layers, c.kv_heads, c.head_dim, model.dtype.itemsize)
-        caches = allocate(shape, self.blocks, BLOCK_SIZE, model.dtype, "cpu")
-        self.caches += caches
-        return caches
+        kv = allocate(shape, self.blocks, BLOCK_SIZE, model.dtype, "cpu")
+        self.cells += [layer.cells for layer in kv.layers]
+        return kv
 
     def run(self, requests: list[tuple], poison: float | None = None) -> dict[int, list[int]]:
         """The answers. poison: what free blocks are filled with before every step but the first,
@@ -81,8 +81,8 @@ class Bench:
                 if poison is not None:
                     states = h.ledger.pool.states
                     free = [i for i, state in enumerate(states) if state == BlockState.FREE]
-                    for cache in self.caches:
-                        cache[:, free] = poison
+                    for cells in self.cells:
+                        cells[:, free] = poison
             if not h.air:
                 break
             h.land()

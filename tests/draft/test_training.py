@@ -108,9 +108,9 @@ def trained(target_directory, lessons, tmp_path_factory) -> tuple[Path, Trainer]
 def tokens_per_step(target: Decoder, drafters, method: str, params: SamplingParams) -> float:
     config = target.config
     shape = KvShape(config.layers, config.kv_heads, config.head_dim, 2)
-    caches = allocate(shape, BLOCKS, BLOCK_SIZE, torch.bfloat16, "cpu")
+    kv = allocate(shape, BLOCKS, BLOCK_SIZE, torch.bfloat16, "cpu")
     sizes = {"slots": SLOTS, "max_len": MAX_LEN, "block_size": BLOCK_SIZE}
-    pair = ModelPair(target, caches, {method: drafters}, **sizes)
+    pair = ModelPair(target, kv, {method: drafters}, **sizes)
     driver = Driver(pair, blocks=BLOCKS, **sizes)
     random = Random(9)
     jobs = [
@@ -132,9 +132,9 @@ def test_a_trained_head_beats_look_ups_on_text_it_has_never_seen(
     output = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
     head = Head(config, tensors | {"lm_head.weight": output[tensors["d2t"]]}, target)
     shape = KvShape(config.layers, config.kv_heads, config.head_dim, 2)
-    caches = allocate(shape, BLOCKS, BLOCK_SIZE, torch.bfloat16, "cpu")
+    kv = allocate(shape, BLOCKS, BLOCK_SIZE, torch.bfloat16, "cpu")
     params = SamplingParams(temperature=temperature, seed=0)
-    with_head = tokens_per_step(target, HeadDrafter(head, caches, BLOCK_SIZE), "draft", params)
+    with_head = tokens_per_step(target, HeadDrafter(head, kv, BLOCK_SIZE), "draft", params)
     looked_up = tokens_per_step(target, NgramDrafter(), "ngram", params)
     assert with_head > 1.3 * looked_up
     assert with_head > 2.5

@@ -18,7 +18,9 @@ PURE_SPEC = {
     *("grammar", "grammar_compiler", "grammar_schema", "grammar_text", "grammar_trial"),
 }
 PURE_MODELS = {"errors", "progress", "cache", "demo", "source", "tokenizer"}
-DEVICE_MODULES = {"actors.machine", "actors.system", "kv.tensors", "serving"}
+DEVICE_MODULES = {
+    *("actors.machine", "actors.system", "kv.layers", "kv.staging", "kv.tensors", "serving"),
+}
 
 RUNNER = """
 import importlib, json, os, sys, traceback

@@ -12,6 +12,7 @@ from paceline.kv.capacity import (
     cgroup_available,
     concurrency,
     cpu_budget,
+    format_names,
     gpu_budget,
     meminfo_available,
     pool_blocks,
@@ -54,6 +55,42 @@ def test_the_pool_fits_the_budget_and_one_more_block_would_not(target, draft, bu
     both = sum(block_size * it.bytes_per_token + it.block_state for it in models)
     assert block_bytes(block_size, target, draft) == both
     assert blocks * both <= budget < (blocks + 1) * both
+
+
+@given(SHAPES, st.sampled_from([1, 16, 64]), st.integers(0, 3))
+def test_eight_bits_count_every_number_and_every_scale(shape, block_size, full_layers):
+    if shape.layers <= 2 * full_layers:
+        with pytest.raises(ValueError, match=f"none of {shape.layers} layers"):
+            shape.in_format("int8", full_layers)
+        return
+    found = shape.in_format("int8", full_layers)
+    small = shape.layers - 2 * full_layers
+    heads, dim = shape.kv_heads, shape.head_dim
+    codes = 2 * block_size * heads * dim
+    scales = 2 * block_size * heads + heads * dim
+    full = 2 * full_layers * codes * shape.element_bytes
+    assert found.block_bytes(block_size) == small * (codes + scales) + full + shape.block_state
+    assert found.bytes_per_token * block_size == found.block_bytes(block_size) - (
+        small * heads * dim + shape.block_state
+    )
+    assert shape.in_format("auto") == shape
+    assert shape.stage_bytes(block_size, 9) == 0
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_eight_bits_are_half_of_sixteen_within_a_twentieth(head_dim):
+    plain = KvShape(30, 3, head_dim)
+    share = plain.in_format("int8").block_bytes(16) / plain.block_bytes(16)
+    assert 0.5 < share <= 0.525
+
+
+def test_formats_are_named_once_where_they_are_the_same():
+    plain = KvShape(4, 1, 64)
+    small = plain.in_format("int8")
+    assert format_names("bfloat16", plain) == "bfloat16"
+    assert format_names("bfloat16", small, small) == "int8"
+    assert format_names("bfloat16", small, plain) == "int8, draft bfloat16"
+    assert format_names("float32", plain, small) == "float32, draft int8"
 
 
 def test_a_negative_budget_buys_nothing():

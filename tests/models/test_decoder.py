@@ -134,29 +134,36 @@ def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
 @pytest.fixture(
     scope="module",
     params=[
-        ("llama", torch.float32, {}),
-        ("llama", torch.bfloat16, {}),
-        ("qwen3", torch.bfloat16, {}),
-        ("mistral", torch.float32, {"sliding_window": 90}),
-        ("mistral", torch.bfloat16, {"sliding_window": 90}),
-        ("gemma2", torch.float32, {}),
-        ("gemma2", torch.bfloat16, {}),
-        ("gemma3", torch.bfloat16, {"sliding_window": 65}),
-        ("phi3", torch.float32, {}),
+        ("llama", torch.float32, {}, "auto"),
+        ("llama", torch.bfloat16, {}, "auto"),
+        ("qwen3", torch.bfloat16, {}, "auto"),
+        ("mistral", torch.float32, {"sliding_window": 90}, "auto"),
+        ("mistral", torch.bfloat16, {"sliding_window": 90}, "auto"),
+        ("gemma2", torch.float32, {}, "auto"),
+        ("gemma2", torch.bfloat16, {}, "auto"),
+        ("gemma3", torch.bfloat16, {"sliding_window": 65}, "auto"),
+        ("phi3", torch.float32, {}, "auto"),
+        ("llama", torch.float32, {}, "int8"),
+        ("qwen3", torch.bfloat16, {}, "int8"),
+        ("mistral", torch.bfloat16, {"sliding_window": 90}, "int8"),
+        ("gemma2", torch.float32, {}, "int8"),
     ],
-    ids=lambda param: f"{param[0]}-{str(param[1])[6:]}",
+    ids=lambda param: f"{param[0]}-{str(param[1])[6:]}-{param[3]}",
 )
 def alone(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Decoder, list[list[int]], list[Tensor]]:
-    """Sequences, and the hidden states of feeding each one alone, token by token."""
-    family, dtype, changes = request.param
+) -> tuple[Decoder, list[list[int]], dict[int, list[Tensor]], str]:
+    """Sequences, the hidden states of feeding each one alone, token by token, in blocks of each
+    size, and the format of KV. In full precision the size of blocks does not matter."""
+    family, dtype, changes, kv_dtype = request.param
     odd = {"num_attention_heads": 6, "hidden_size": 96, "intermediate_size": 200, **changes}
     directory = save_tiny(tmp_path_factory.mktemp(family), family, seed=5, **odd)
     decoder = decoder_of(directory, dtype)
     sequences = [tokens_of(length, length) for length in (390, 100, 50)]
     steps = [[step] for i, tokens in enumerate(sequences) for step in chunks(i, len(tokens), [1])]
-    return decoder, sequences, Packed(decoder, sequences, 16).run(steps)
+    sizes = (16, 32, 64) if kv_dtype == "int8" else (16,)
+    wanted = {s: Packed(decoder, sequences, s, kv_dtype=kv_dtype).run(steps) for s in sizes}
+    return decoder, sequences, {s: wanted.get(s, wanted[16]) for s in (16, 32, 64)}, kv_dtype
 
 
 class TestSameBitsInAnyCompany:
@@ -172,17 +179,18 @@ class TestSameBitsInAnyCompany:
     @settings(max_examples=10, deadline=None)
     @given(sizes=st.tuples(sizes, sizes, sizes), block_size=st.sampled_from([16, 32, 64]))
     def test_any_schedule(self, alone, sizes: tuple[list[int], ...], block_size: int) -> None:
-        decoder, sequences, wanted = alone
+        decoder, sequences, wanted, kv_dtype = alone
         queues = [chunks(i, len(s), sizes[i]) for i, s in enumerate(sequences)]
-        got = Packed(decoder, sequences, block_size).run(together(*queues))
-        for rows, reference in zip(got, wanted, strict=True):
+        packed = Packed(decoder, sequences, block_size, kv_dtype=kv_dtype)
+        got = packed.run(together(*queues))
+        for rows, reference in zip(got, wanted[block_size], strict=True):
             assert torch.equal(rows, reference)
 
     @pytest.mark.parametrize("window", [2, 3, 4, 5, 6, 17])
     def test_windows_behind_a_prefill(self, alone, window: int) -> None:
         """A short sequence beside a long one is padded to the long one's key tiles."""
-        decoder, sequences, wanted = alone
-        packed = Packed(decoder, sequences, 16)
+        decoder, sequences, wanted, kv_dtype = alone
+        packed = Packed(decoder, sequences, 16, kv_dtype=kv_dtype)
         packed.step([Piece(0, 0, 330), Piece(1, 0, 20), Piece(2, 0, 3)])
         for step in range(2):
             pieces = [
@@ -192,13 +200,13 @@ class TestSameBitsInAnyCompany:
             ]
             for piece, rows in zip(pieces, packed.step(pieces), strict=True):
                 span = slice(piece.start, piece.start + piece.count)
-                assert torch.equal(rows, wanted[piece.seq][span])
+                assert torch.equal(rows, wanted[16][piece.seq][span])
 
     def test_logits(self, alone) -> None:
-        decoder, _, wanted = alone
-        whole = decoder.logits(wanted[0])
+        decoder, _, wanted, _ = alone
+        whole = decoder.logits(wanted[16][0])
         for count in (1, 2, 3, 5, 8, 16, 40, 80):
-            assert torch.equal(decoder.logits(wanted[0][7 : 7 + count]), whole[7 : 7 + count])
+            assert torch.equal(decoder.logits(wanted[16][0][7 : 7 + count]), whole[7 : 7 + count])
 
 
 @pytest.mark.parametrize("served", [96, 256])

@@ -92,8 +92,8 @@ class Target:
         no_codec = cast(TextCodec, None)  # heads have no tokenizer to compare it with
         draft = load_draft(directory, Origin(self.directory, self.config, self.weights, no_codec))
         placed = draft(self.decoder)
-        caches = allocate(placed.kv, BLOCKS, BLOCK_SIZE, self.decoder.dtype, "cpu")
-        drafter = placed.drafter(caches, BLOCK_SIZE, EAGER)
+        kv = allocate(placed.kv, BLOCKS, BLOCK_SIZE, self.decoder.dtype, "cpu")
+        drafter = placed.drafter(kv, BLOCK_SIZE, EAGER)
         assert isinstance(drafter, HeadDrafter)
         return drafter
 
@@ -180,11 +180,11 @@ def in_chunks(
 ) -> list[Tensor]:
     """The head's states of every sequence, computed in chunks of random lengths, both sequences
     in one batch as long as both last."""
-    head, caches = drafter._head, drafter._caches
+    head, kv = drafter._head, drafter._kv
     blocks = dice.sample(range(BLOCKS), BLOCKS)
     tables = [blocks[: BLOCKS // 2], blocks[BLOCKS // 2 :]]
-    for cache in caches:
-        cache.fill_(7.5)  # what a pool holds of sequences long gone
+    for layer in kv.layers:
+        layer.cells.fill_(7.5)  # what a pool holds of sequences long gone
     done = [0, 0]
     parts: list[list[Tensor]] = [[], []]
     while open_ones := [i for i in (0, 1) if done[i] < len(sequences[i])]:
@@ -195,7 +195,7 @@ def in_chunks(
             for i, span in spans.items()
         ]
         fused = head.fuse(torch.cat([states[i][span] for i, span in spans.items()]))
-        hidden = head.forward(assemble(feeds, head, BLOCK_SIZE), fused, caches)
+        hidden = head.forward(assemble(feeds, head, kv), fused, kv.layers)
         for i, rows in zip(spans, hidden.split(list(counts.values())), strict=True):
             parts[i].append(rows)
             done[i] = spans[i].stop

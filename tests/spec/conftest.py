@@ -25,9 +25,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_models(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+FORMATS = [
+    pytest.param((torch.float32, "auto"), id="fp32"),
+    pytest.param((torch.bfloat16, "auto"), id="bf16"),
+    pytest.param((torch.float32, "int8"), id="fp32-int8"),
+]
+
+
+@pytest.fixture(scope="module", params=FORMATS)
 def models(request: pytest.FixtureRequest, directory: Path) -> Models:
-    return Models(directory, request.param)
+    return Models(directory, *request.param)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -15,25 +16,22 @@ from paceline.spec.pacing import ModelPace
 from paceline.spec.params import SamplingParams, Speculation
 from paceline.spec.plan import Opening
 from paceline.spec.slots import Slots
-from support.tiny_pair import BLOCK_SIZE, MAX_LEN, VOCAB, caches_for, load, save_models
+from support.tiny_pair import BLOCK_SIZE, MAX_LEN, VOCAB, KvDtype, finite, kv_for, load, save_models
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 SAMPLED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05, seed=77)
 BLOCKS_EACH = MAX_LEN // BLOCK_SIZE
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    directory = save_models(tmp_path_factory.mktemp("draft"))
-    return load(directory / "first", request.param)
-
-
 class Bench:
     """A drafter over slots with random texts of full length, each with its own blocks."""
 
+    kv_dtype: KvDtype = "auto"
+
     def __init__(self, decoder: Decoder, count: int = 4) -> None:
         self.slots = Slots(count, MAX_LEN)
-        self.drafter = DraftModel(decoder, caches_for(decoder), BLOCK_SIZE, VOCAB)
+        kv = kv_for(decoder, self.kv_dtype)
+        self.drafter = DraftModel(decoder, kv, BLOCK_SIZE, VOCAB)
         for i in range(count):
             self.open(i)
 
@@ -48,6 +46,22 @@ class Bench:
     def propose(self, *windows: tuple[int, int, int]) -> list[list[int]]:
         with torch.inference_mode():
             return self.drafter.propose([Window(self.slots[i], u, k) for i, u, k in windows])
+
+
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def kv_dtype(request: pytest.FixtureRequest) -> Iterator[KvDtype]:
+    """The format of every bench's KV."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bench, "kv_dtype", request.param)
+        yield request.param
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def decoder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kv_dtype: KvDtype
+) -> Decoder:
+    directory = save_models(tmp_path_factory.mktemp("draft"))
+    return load(directory / "first", request.param)
 
 
 @pytest.fixture
@@ -161,7 +175,7 @@ def test_a_reopened_slot_starts_from_nothing(decoder: Decoder) -> None:
 
 
 def test_numbers_that_are_not_finite_end_the_drafting_and_leave_no_trace(
-    tmp_path: Path,
+    tmp_path: Path, kv_dtype: KvDtype
 ) -> None:
     decoder = load(save_models(tmp_path) / "first", torch.float32, poisoned=7)
     bench = Bench(decoder)
@@ -170,7 +184,7 @@ def test_numbers_that_are_not_finite_end_the_drafting_and_leave_no_trace(
     bench.slots[0].tokens[25] = 7
     expected = bench.propose((1, 30, 3))
     assert bench.propose((0, 30, 3), (1, 30, 3)) == [[], *expected]
-    assert all(bool(cache.isfinite().all()) for cache in bench.drafter._caches)
+    assert finite(bench.drafter._kv)
     assert bench.propose((0, 33, 3), (1, 30, 3)) == [[], *expected]
     bench.open(0, seed=2)
     bench.slots[0].tokens[bench.slots[0].tokens == 7] = 8
@@ -200,7 +214,7 @@ def test_a_model_guesses_no_more_than_it_pays_unless_a_request_says_how_many(
     decoder: Decoder,
 ) -> None:
     slots = Slots(2, MAX_LEN)
-    drafter = DraftModel(decoder, caches_for(decoder), BLOCK_SIZE, VOCAB, ModelPace(most=3))
+    drafter = DraftModel(decoder, kv_for(decoder), BLOCK_SIZE, VOCAB, ModelPace(most=3))
     windows = []
     for i, wish in enumerate((Speculation(), Speculation(k=6))):
         params = SamplingParams(temperature=0.0, seed=1, speculation=wish)

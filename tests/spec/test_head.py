@@ -29,8 +29,10 @@ from support.tiny_pair import (
     BLOCKS,
     GREEDY,
     SAMPLED,
+    SLOTS,
     Models,
     driver,
+    finite,
     jobs_of,
     prompts,
 )
@@ -87,8 +89,9 @@ def make(models: Models, head_files, directory):
         config, tensors = read(head_files, directory / "target")
         head = Head(config, tensors, models.target)
         shape = KvShape(config.layers, config.kv_heads, config.head_dim, models.dtype.itemsize)
-        caches = allocate(shape, BLOCKS, BLOCK_SIZE, models.dtype, "cpu")
-        heard = Heard(HeadDrafter(head, caches, BLOCK_SIZE))
+        shape = shape.in_format(models.kv_dtype)
+        kv = allocate(shape, BLOCKS, BLOCK_SIZE, models.dtype, "cpu", slots=SLOTS)
+        heard = Heard(HeadDrafter(head, kv, BLOCK_SIZE))
         return models.pair(drafters={"draft": heard}), heard
 
     return build
@@ -115,9 +118,12 @@ def test_guesses_are_those_of_a_dense_computation(make, models, head_files, dire
     student = Student(config, tensors)
     guessed = [it for it in heard.told if it[2]]
     assert len(guessed) > 20
+    differing = 0
     for tokens, k, draft in Random(4).sample(guessed, 20):
         assert len(draft) == k
-        assert draft == dense_guesses(student, tensors, models, tokens, k)
+        differing += draft != dense_guesses(student, tensors, models, tokens, k)
+    # Eight bits are close to the numbers that a dense computation has, and no more than that.
+    assert differing <= (0 if models.kv_dtype == "auto" else 3)
 
 
 @torch.no_grad()
@@ -172,4 +178,4 @@ def test_a_target_state_that_is_not_finite_ends_guessing_and_not_the_text(make, 
     jobs = jobs_of(GREEDY, "draft", 3)
     driver(pair).run(jobs)
     assert [job.text for job in jobs] == texts.greedy
-    assert all(torch.stack([c.isfinite().all() for c in heard.drafter._caches]))
+    assert finite(heard.drafter._kv)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,22 +34,33 @@ from support.tiny_pair import (
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-@pytest.mark.parametrize("where", ["target forward", "logits", "draft forward"])
+@pytest.mark.parametrize(
+    "where", ["target forward", "target layer", "logits", "draft forward", "draft layer"]
+)
 def test_a_step_that_raises_can_be_planned_anew(
     directory: Path, texts: Texts, models: Models, ahead: int, where: str
 ) -> None:
-    own = Models(directory, models.dtype)
-    broken = own.first if where == "draft forward" else own.target
-    name = "logits" if where == "logits" else "forward_tapped"
-    inner, random, calls = getattr(broken, name), Random(8), iter(range(10**6))
+    own = Models(directory, models.dtype, models.kv_dtype)
+    broken = own.first if where.startswith("draft") else own.target
+    random, calls = Random(8), iter(range(10**6))
 
-    def failing(*args):  # type: ignore[no-untyped-def]
-        # The very first call, which follows openings, and one in four thereafter.
-        if next(calls) == 0 or random.random() < 0.25:
-            raise RuntimeError("injected")
-        return inner(*args)
+    def failing(inner):  # type: ignore[no-untyped-def]
+        def call(*args):  # type: ignore[no-untyped-def]
+            # The very first call, which follows openings, and one in four thereafter.
+            if next(calls) == 0 or random.random() < 0.25:
+                if where.endswith("layer"):
+                    inner(*args)  # so that its keys and values have been written
+                raise RuntimeError("injected")
+            return inner(*args)
 
-    setattr(broken, name, failing)
+        return call
+
+    if where.endswith("layer"):
+        layer = broken._layers[-1]
+        broken._layers[-1] = SimpleNamespace(add_to=failing(layer.add_to))  # type: ignore[call-overload]
+    else:
+        name = "logits" if where == "logits" else "forward_tapped"
+        setattr(broken, name, failing(getattr(broken, name)))
     jobs, keys = mixed_jobs()
     run = driver(own.pair(own.first), Random(1), chunk=30, ahead=ahead)
     failures: list[Exception] = []

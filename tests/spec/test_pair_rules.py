@@ -34,9 +34,9 @@ from support.tiny_pair import (
     SAMPLED,
     SLOTS,
     Models,
-    caches_for,
     driver,
     jobs_of,
+    kv_for,
     load,
     plain_texts,
     prompts,
@@ -259,10 +259,10 @@ def literate_pair(directory: Path, grammars: Grammars) -> ModelPair:
     target, first = decoder("target"), decoder("first")
     return ModelPair(
         target,
-        caches_for(target),
+        kv_for(target),
         {
             "ngram": NgramDrafter(),
-            "draft": DraftModel(first, caches_for(first), BLOCK_SIZE, TOKENIZER_VOCAB),
+            "draft": DraftModel(first, kv_for(first), BLOCK_SIZE, TOKENIZER_VOCAB),
         },
         slots=SLOTS,
         max_len=MAX_LEN,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.kv.tensors import KvStore
 from paceline.spec.draft_model import DraftModel
 from paceline.spec.drafter import Drafter
 from paceline.spec.pair import NOT_FINITE, ModelPair
@@ -21,8 +22,8 @@ from support.tiny_pair import (
     GREEDY,
     SAMPLED,
     VOCAB,
-    caches_for,
     driver,
+    finite,
     load,
 )
 
@@ -47,7 +48,7 @@ def make(request, models, head_files):
 
     def build() -> tuple[ModelPair, Heard]:
         drafter: Drafter = (
-            DraftModel(models.first, caches_for(models.first), BLOCK_SIZE, VOCAB)
+            DraftModel(models.first, models.kv_for(models.first), BLOCK_SIZE, VOCAB)
             if request.param == "model"
             else head_drafter(models, head_files)
         )
@@ -80,33 +81,34 @@ def test_text_and_guesses_behind_shared_blocks_are_those_without(make, models, p
         assert all(heard.guesses[text] == alone.guesses[text] for text in both)
 
 
-def shared_bits(caches: list[Tensor], blocks: tuple[int, ...]) -> list[Tensor]:
-    return [cache[:, list(blocks)].clone() for cache in caches]
+def shared_bits(stores: list[KvStore], blocks: tuple[int, ...]) -> list[Tensor]:
+    kept = [tensor for kv in stores for layer in kv.layers for tensor in layer.tensors]
+    return [tensor[:, list(blocks)].clone() for tensor in kept]
 
 
 @pytest.mark.parametrize("in_draft", [False, True], ids=["in target", "in draft"])
 def test_numbers_that_are_not_finite_stay_out_of_shared_blocks(directory, models, in_draft):
     wanted = jobs(GREEDY, 2)
-    drafter = DraftModel(models.first, caches_for(models.first), BLOCK_SIZE, VOCAB)
+    drafter = DraftModel(models.first, models.kv_for(models.first), BLOCK_SIZE, VOCAB)
     driver(models.pair(drafters={"draft": drafter})).run(wanted)
     used = {token for job in wanted for token in job.text}
     bad = next(token for token in range(3, VOCAB) if token not in used)
     target = load(directory / "target", models.dtype, None if in_draft else bad)
     draft = load(directory / "first", models.dtype, bad if in_draft else None)
-    drafter = DraftModel(draft, caches_for(draft), BLOCK_SIZE, VOCAB)
+    drafter = DraftModel(draft, models.kv_for(draft), BLOCK_SIZE, VOCAB)
     pair = models.pair(target=target, drafters={"draft": drafter})
     run = driver(pair, chunk=20)
     first = Job((*PREFIX, 5), GREEDY, SHARED + 20, "draft", 2, keeps=True)
     run.run([first])
     given = first.kept[: SHARED // BLOCK_SIZE]
-    caches = pair._caches + drafter._caches
-    before = shared_bits(caches, given)
+    stores = [pair._kv, drafter._kv]
+    before = shared_bits(stores, given)
     sharing = jobs(GREEDY, 2, given)
     poisoned = Job((*PREFIX, 8, bad, 9), GREEDY, SHARED + 20, "draft", 2, given)
     run.run([*sharing, poisoned])
     assert poisoned.error == (None if in_draft else NOT_FINITE)
     assert poisoned.drafted == 0
     assert [job.text for job in sharing] == [job.text for job in wanted]
-    after = shared_bits(caches, given)
+    after = shared_bits(stores, given)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert all(cache.isfinite().all() for cache in caches)
+    assert all(finite(kv) for kv in stores)

@@ -21,9 +21,9 @@ from support.tiny_pair import (
     GREEDY,
     SAMPLED,
     Models,
-    caches_for,
     driver,
     jobs_of,
+    kv_for,
     mixed_jobs,
     plain_texts,
     save_models,
@@ -74,7 +74,7 @@ def test_a_head_that_sees_everything_drafts_for_a_target_that_does_not(
     tensors[OUTPUT] = output_matrix(load_weights(files / "target"), target.tie_head)
     head = Head(config, tensors, windowed.target)
     jobs = jobs_of(SAMPLED, "draft", 3)
-    pair = windowed.pair(drafters={"draft": HeadDrafter(head, caches_for(head), BLOCK_SIZE)})
+    pair = windowed.pair(drafters={"draft": HeadDrafter(head, kv_for(head), BLOCK_SIZE)})
     driver(pair, Random(3), chunk=25, preempt=0.02).run(jobs)
     assert [job.text for job in jobs] == plain_texts(windowed, SAMPLED)
     assert sum(job.drafted for job in jobs) > 0

@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kv.capacity import KvShape
+from paceline.kv.layers import PlainLayer
+from paceline.kv.tensors import KvStore, allocate
 from paceline.models.batch import Batch
 from paceline.models.decoder import Decoder
 from paceline.spec.draft_model import DraftModel
@@ -54,12 +57,12 @@ class TableDecoder:
         )
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
-    def forward_tapped(self, batch: Batch, caches: list[Tensor], taps: tuple[int, ...]):
+    def forward_tapped(self, batch: Batch, caches: list[PlainLayer], taps: tuple[int, ...]):
         hidden = self.forward(batch, caches)
         return hidden, hidden[:, :0]
 
-    def forward(self, batch: Batch, caches: list[Tensor]) -> Tensor:
-        cells = caches[0][0].view(-1)
+    def forward(self, batch: Batch, caches: list[PlainLayer]) -> Tensor:
+        cells = caches[0].cells[0].view(-1)
         cells[batch.where] = batch.tokens.float()
         before = torch.where(batch.positions > 0, cells[(batch.where - 1).clamp_min(0)], 0.0)
         return torch.stack([before, batch.tokens.float()], 1)
@@ -137,8 +140,8 @@ def _decoder(table: Tensor) -> Decoder:
     return cast(Decoder, TableDecoder(table))
 
 
-def _cells(blocks: int) -> list[Tensor]:
-    return [torch.zeros(2, blocks, MAX_LEN)]
+def _cells(blocks: int) -> KvStore:
+    return allocate(KvShape(1, 1, 1, 4), blocks, MAX_LEN, torch.float32, "cpu")
 
 
 @dataclass

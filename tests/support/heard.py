@@ -15,7 +15,7 @@ from paceline.models.weights import load_weights
 from paceline.spec.drafter import Drafter, Window
 from paceline.spec.head import HeadDrafter
 from paceline.spec.params import Method
-from support.tiny_pair import BLOCK_SIZE, BLOCKS, Models
+from support.tiny_pair import BLOCK_SIZE, BLOCKS, SLOTS, Models
 
 
 class Heard:
@@ -46,5 +46,6 @@ def head_drafter(models: Models, files: Path) -> HeadDrafter:
     tied = load_config(target).tie_head
     tensors[OUTPUT] = output_matrix(load_weights(target), tied)[tensors["d2t"]]
     shape = KvShape(config.layers, config.kv_heads, config.head_dim, models.dtype.itemsize)
-    caches = allocate(shape, BLOCKS, BLOCK_SIZE, models.dtype, "cpu")
-    return HeadDrafter(Head(config, tensors, models.target), caches, BLOCK_SIZE)
+    shape = shape.in_format(models.kv_dtype)
+    kv = allocate(shape, BLOCKS, BLOCK_SIZE, models.dtype, "cpu", slots=SLOTS)
+    return HeadDrafter(Head(config, tensors, models.target), kv, BLOCK_SIZE)

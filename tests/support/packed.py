@@ -6,11 +6,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from paceline.kernels.attention import Span, plan_attention
+from paceline.kv.capacity import KvShape
+from paceline.kv.tensors import allocate
 from paceline.models.batch import Batch
 from paceline.models.decoder import Decoder
 
@@ -28,7 +31,12 @@ class Packed:
     """Caches and block tables for `sequences` (token lists) under one decoder."""
 
     def __init__(
-        self, decoder: Decoder, sequences: Sequence[Sequence[int]], block_size: int, seed: int = 0
+        self,
+        decoder: Decoder,
+        sequences: Sequence[Sequence[int]],
+        block_size: int,
+        seed: int = 0,
+        kv_dtype: Literal["auto", "int8"] = "auto",
     ) -> None:
         self.decoder = decoder
         self.sequences = sequences
@@ -38,9 +46,14 @@ class Packed:
         ids = list(range(sum(needed) + 3))
         random.Random(seed).shuffle(ids)
         self.tables = [[ids.pop() for _ in range(n)] for n in needed]
-        shape = (2 * config.kv_heads, sum(needed) + 3, block_size * config.head_dim)
+        shape = KvShape(config.layers, config.kv_heads, config.head_dim, decoder.dtype.itemsize)
+        shape = shape.in_format(kv_dtype)
+        slots = len(sequences)
+        blocks = sum(needed) + 3
+        self.kv = allocate(shape, blocks, block_size, decoder.dtype, "cpu", slots=slots)
         # Never written, yet finite: what a pool holds of sequences long gone.
-        self.caches = [torch.full(shape, 7.5, dtype=decoder.dtype) for _ in range(config.layers)]
+        for tensor in (tensor for layer in self.kv.layers for tensor in layer.tensors):
+            tensor.fill_(7.5)
 
     def step(self, pieces: Sequence[Piece]) -> list[Tensor]:
         """One forward over the pieces in this order; hidden states [count, H] of each."""
@@ -52,9 +65,10 @@ class Packed:
                 positions.append(p)
                 where.append(table[p // size] * size + p % size)
         config = self.decoder.config
+        spans = [Span(p.start, p.count, self._blocks(p)) for p in pieces]
         plan = {
             window: plan_attention(
-                [Span(p.start, p.count, self._blocks(p)) for p in pieces],
+                spans,
                 heads_per_kv=config.heads // config.kv_heads,
                 block_size=self.block_size,
                 device="cpu",
@@ -63,8 +77,12 @@ class Packed:
             )
             for window in set(config.windows)
         }
-        batch = Batch(torch.tensor(tokens), torch.tensor(positions), torch.tensor(where), plan)
-        hidden = self.decoder.forward(batch, self.caches)
+        slots = [piece.seq for piece in pieces]
+        self.kv.begin(slots)
+        staged = self.kv.stage(spans, slots)
+        rows = (torch.tensor(column) for column in (tokens, positions, where))
+        hidden = self.decoder.forward(Batch(*rows, plan, staged), self.kv.layers)
+        self.kv.commit(slots)
         return list(hidden.split([piece.count for piece in pieces]))
 
     def _blocks(self, piece: Piece) -> list[int]:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import torch
-from torch import Tensor
 
+from paceline.kernels.int8 import NOT_FINITE
 from paceline.kv.capacity import KvShape
-from paceline.kv.tensors import allocate
+from paceline.kv.layers import Int8Layer
+from paceline.kv.tensors import KvStore, allocate
 from paceline.models.config import load_config
 from paceline.models.decoder import Decoder
 from paceline.models.weights import load_weights
@@ -31,6 +33,8 @@ SLOTS = 8
 BLOCKS = 100
 BLOCK_SIZE = 16
 ENDS = frozenset({1, 2})
+
+KvDtype = Literal["auto", "int8"]
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05, seed=2**62 + 9)
@@ -53,22 +57,34 @@ def load(directory: Path, dtype: torch.dtype, poisoned: int | None = None) -> De
     return Decoder(load_config(directory), weights, device="cpu", dtype=dtype)
 
 
-def caches_for(decoder: Decoder) -> list[Tensor]:
+def kv_for(decoder: Decoder, kv_dtype: KvDtype = "auto") -> KvStore:
     c = decoder.config
-    shape = KvShape(c.layers, c.kv_heads, c.head_dim, decoder.dtype.itemsize)
-    return allocate(shape, BLOCKS, BLOCK_SIZE, decoder.dtype, "cpu")
+    shape = KvShape(c.layers, c.kv_heads, c.head_dim, decoder.dtype.itemsize).in_format(kv_dtype)
+    return allocate(shape, BLOCKS, BLOCK_SIZE, decoder.dtype, "cpu", slots=SLOTS)
+
+
+def finite(kv: KvStore) -> bool:
+    """Whether all that is kept of blocks is."""
+    sound = all(bool(t.isfinite().all()) for layer in kv.layers for t in layer.tensors)
+    scales = [layer.cells.key_scales for layer in kv.layers if isinstance(layer, Int8Layer)]
+    return sound and not any(bool((scale == NOT_FINITE).any()) for scale in scales)
 
 
 @dataclass
 class Models:
-    """Target and first-layer draft in one dtype; their weights serve any number of pairs."""
+    """Target and first-layer draft in one dtype, and the format of both models' KV; their weights
+    serve any number of pairs."""
 
     directory: Path
     dtype: torch.dtype
+    kv_dtype: KvDtype = "auto"
 
     def __post_init__(self) -> None:
         self.target = load(self.directory / "target", self.dtype)
         self.first = load(self.directory / "first", self.dtype)
+
+    def kv_for(self, decoder: Decoder) -> KvStore:
+        return kv_for(decoder, self.kv_dtype)
 
     def pair(
         self,
@@ -78,17 +94,17 @@ class Models:
         drafters: Mapping[Method, Drafter] | None = None,
         beside: bool = True,
     ) -> ModelPair:
-        """A pair with fresh caches, n-grams, suffixes and, if given, a draft model; or other
+        """A pair with fresh KV, n-grams, suffixes and, if given, a draft model; or other
         drafters. beside: whether there are suffixes, which may stand in for a draft model."""
         own: dict[Method, Drafter] = {"ngram": NgramDrafter()}
         if beside:
             own["suffix"] = SuffixDrafter(500)
         if draft is not None:
-            own["draft"] = DraftModel(draft, caches_for(draft), BLOCK_SIZE, VOCAB)
+            own["draft"] = DraftModel(draft, self.kv_for(draft), BLOCK_SIZE, VOCAB)
         target = target or self.target
         return ModelPair(
             target,
-            caches_for(target),
+            self.kv_for(target),
             own if drafters is None else drafters,
             slots=SLOTS,
             max_len=MAX_LEN,
