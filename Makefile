@@ -36,7 +36,8 @@ setup: .venv/.installed .cache/.demo
 	$(BIN)/python -m pip install -e '.[test,bench]'
 	@touch $@
 
-.cache/.demo: .venv/.installed
+# The version of the conversion is in there.
+.cache/.demo: .venv/.installed models/source.py
 	$(BIN)/python -m paceline.models.source demo
 	@mkdir -p $(@D) && touch $@
 

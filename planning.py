@@ -104,6 +104,7 @@ def foresee(
         device=kind,
         step_tokens=settings.batched_tokens(kind),
         formats=system.formats_of(settings),
+        weights=system.quantization_of(settings, directory, config, kind),
     )
     wish = wish_of(settings, system.length_of(settings, directory, config), found, lengths)
     machine = machines.machine_of(settings, kind, memory)

@@ -30,6 +30,7 @@ Device = Literal["auto", "cpu", "cuda"]
 KvDtype = Literal["auto", "int8"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 SpeculativeMethod = Literal["auto", "ngram", "suffix", "draft", "off"]
+Quantization = Literal["none", "auto", "int8", "int4"]
 LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -69,6 +70,11 @@ class Settings(BaseSettings):
     )
     device: Device = _setting("model", "auto", "Where the model runs; auto: a GPU if there is one.")
     dtype: Dtype = _setting("model", "auto", "Number format of weights and KV; auto: bfloat16.")
+    quantization: Quantization = _setting(
+        "model",
+        "none",
+        "Bits of weights on a CPU; auto: as few as the model's file has them; int8, int4: so many.",
+    )
     max_model_len: Annotated[int | None, _Unset] = _setting(
         "model", None, "Longest prompt plus answer in tokens; none: the model's own limit.", ge=2
     )

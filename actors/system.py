@@ -21,20 +21,21 @@ from ..kv.budget import pool_size
 from ..kv.capacity import KvFormats, KvShape, format_names
 from ..kv.tensors import KvStore, allocate
 from ..kv.window import pool_tokens
+from ..models.cache import default_cache_dir
+from ..models.checkpoint import PackedWeights, load_checkpoint
 from ..models.config import ModelConfig, load_config, widest
-from ..models.decoder import Decoder
 from ..models.errors import ModelError
 from ..models.progress import Progress, silent
 from ..models.source import companion, resolve
+from ..models.target import place, weights_of
 from ..models.tokenizer import TextCodec
-from ..models.weights import load_weights
 from ..spec.drafter import Drafter
 from ..spec.drafts import Origin, load_draft
 from ..spec.failure import classify
 from ..spec.footprint import footprint
 from ..spec.grammar import Grammars
 from ..spec.ngram import NgramDrafter
-from ..spec.pacing import DEFAULT_K, FREE_ROWS, MODEL_K, ModelPace
+from ..spec.pacing import DEFAULT_K, FREE_ROWS, MODEL_K, NATIVE_ROWS, ModelPace
 from ..spec.pair import ModelPair
 from ..spec.params import Method
 from ..spec.suffix import SuffixDrafter
@@ -121,22 +122,25 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     dtype = dtype_of(settings)
     directory = resolve(settings.model, settings.cache_dir, progress)
     config = load_config(directory)
-    weights = load_weights(directory, _as_stage("model", progress))
+    mode = quantization_of(settings, directory, config, device.type)
+    checkpoint = load_checkpoint(directory, config, mode, _as_stage("model", progress))
     codec = TextCodec.load(directory)
     drafts_from = draft_directory(settings, progress)
     draft = None
     if drafts_from is not None:
-        origin = Origin(directory, config, weights, codec)
+        origin = Origin(directory, config, checkpoint, codec)
         draft = load_draft(drafts_from, origin, _as_stage("draft", progress))
     length = length_of(settings, directory, config)
     foreseen = footprint(
         directory, config, drafts_from, dtype=dtype, device=device.type,
         step_tokens=settings.batched_tokens(device.type), formats=formats_of(settings),
+        weights=mode,
     )  # fmt: skip
     wish = wish_of(settings, length, foreseen, lengths)
     # with no more positions than are served, which is what longrope goes by
     served = replace(config, max_position=length)
-    target = Decoder(served, weights, device=device, dtype=dtype)
+    folder = native_folder(settings)
+    target = place(served, checkpoint, device=device, dtype=dtype, folder=folder)
     placed = draft(target) if draft else None
     weight_bytes = target.weight_bytes + (placed.weight_bytes if placed else 0)
     machine = machine_of(settings, kind_of(device), held=weight_bytes)
@@ -147,11 +151,11 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     except ValueError as error:
         raise ModelError(str(error)) from None
 
-    def place(shape: KvShape) -> KvStore:
+    def room_for(shape: KvShape) -> KvStore:
         slots = settings.max_num_seqs
         return allocate(shape, blocks, wish.block_size, dtype, device, slots=slots)
 
-    kv = place(foreseen.target.kv)
+    kv = room_for(foreseen.target.kv)
     kv_bytes = kv.nbytes
     grammars = Grammars(codec.json, config.vocab_size, frozenset(config.eos_ids))
     drafters: dict[Method, Drafter] = {
@@ -159,8 +163,9 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         "suffix": SuffixDrafter(settings.suffix_memory),
     }
     if placed is not None and foreseen.draft is not None:
-        draft_kv = place(foreseen.draft.kv)
-        pace = ModelPace(settings.num_speculative_tokens or MODEL_K, FREE_ROWS[device.type])
+        draft_kv = room_for(foreseen.draft.kv)
+        rows = FREE_ROWS[device.type] if mode == "none" else NATIVE_ROWS
+        pace = ModelPace(settings.num_speculative_tokens or MODEL_K, rows)
         drafter = placed.drafter(draft_kv, wish.block_size, pace)
         drafters["draft"] = drafter
         kv_bytes += draft_kv.nbytes + drafter.state_bytes
@@ -234,6 +239,21 @@ def length_of(settings: Settings, directory: Path, config: ModelConfig) -> int:
     if wanted is not None and wanted > longest:
         raise ModelError(f"max_model_len {wanted} exceeds the {longest} positions of {directory}")
     return wanted or longest
+
+
+def native_folder(settings: Settings) -> Path:
+    """Where compiled kernels are kept."""
+    return (settings.cache_dir or default_cache_dir()) / "native"
+
+
+def quantization_of(
+    settings: Settings, directory: Path, config: ModelConfig, device: str
+) -> PackedWeights:
+    """The weights that the target gets. Raises ModelError where the settings ask for others."""
+    return weights_of(
+        directory, config, settings.quantization, device=device, dtype=dtype_of(settings),
+        plain_kv=settings.kv_dtype == "auto", folder=native_folder(settings),
+    )  # fmt: skip
 
 
 def formats_of(settings: Settings) -> KvFormats:

@@ -14,7 +14,6 @@ the machine does.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -42,8 +41,9 @@ from ..models.config import load_config
 from ..models.source import resolve
 from ..spec.params import SamplingParams, Speculation
 from ..spec.plan import TokenLogprobs
+from .fixed_text import PROSE
 from .flags import read_flags
-from .kv_text import TEXT
+from .perplexity import perplexity
 from .steps import TOPICS
 
 FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -132,8 +132,8 @@ async def _answers(
 
 
 async def _perplexity(engine: Engine) -> float:
-    [(_, _, rows)] = await _ask(engine, [TextPrompt(TEXT)], _reading(0))
-    return math.exp(-sum(row.logprob for row in rows) / len(rows))
+    [(_, _, rows)] = await _ask(engine, [TextPrompt(PROSE)], _reading(0))
+    return perplexity([row.logprob for row in rows])
 
 
 async def _next_tokens(engine: Engine, auto: Answers) -> float:

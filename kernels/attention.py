@@ -162,7 +162,6 @@ def _fold(x: Tensor) -> Tensor:
 
 def plan_attention(
     spans: Sequence[Span],
-    *,
     heads_per_kv: int,
     block_size: int,
     device: torch.device | str,

@@ -1,4 +1,5 @@
-"""Convert a GGUF file into a Hugging Face directory, once: dequantised to bf16, names translated.
+"""Convert a GGUF file into a Hugging Face directory, once: names translated, dequantised to bf16,
+and quantised matrices once more in few bits.
 
 Called by `source`. Reading, the config and the tokenizer are in `gguf_file`, `gguf_config` and
 `gguf_tokenizer`; here are the tensors. Memory in use stays at a slab of rows, whatever the size
@@ -8,7 +9,7 @@ of the model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from gguf.quants import dequantize
 from . import gguf_config
 from .cache import publish
 from .errors import ModelError
+from .gguf_blocks import FLOATS, bits_of, packed
 from .gguf_file import GgufFile
 from .gguf_tokenizer import write_tokenizer
-from .progress import Progress, silent
-from .weights import write_weights
+from .layout import MODEL_EMBEDDING, OUTPUT
+from .packed import PackedMatrix, fits
+from .packed_file import PACKED, packed_bytes, write_packed
+from .progress import Progress, part_of, silent
+from .weights import WEIGHTS, write_weights
 
 _ARCHS = {
     "llama": MODEL_ARCH.LLAMA,
@@ -62,13 +67,17 @@ def convert(gguf_path: Path, out_dir: Path, progress: Progress = silent) -> Path
         _write_json(partial / "config.json", gguf_config.config(file))
         _write_json(partial / "generation_config.json", gguf_config.generation_config(file))
         write_tokenizer(file, partial)
-        write_tensors(file, partial / "model.safetensors", progress)
+        small = packed_kinds(file)
+        rest = sum(packed_bytes(*kind) for kind in small.values())
+        done = write_tensors(file, partial / WEIGHTS, part_of(progress, 0, rest))
+        if small:
+            write_matrices(file, small, partial / PACKED, part_of(progress, done, 0))
 
     return publish(out_dir, build)
 
 
-def write_tensors(file: GgufFile, path: Path, progress: Progress) -> None:
-    """Write every tensor of the file under its Hugging Face name, in bf16."""
+def write_tensors(file: GgufFile, path: Path, progress: Progress) -> int:
+    """Write every tensor of the file under its Hugging Face name, in bf16: so many bytes."""
     names = tensor_names(file)
     shapes = {
         names[name]: tuple(int(n) for n in reversed(tensor.shape))
@@ -76,7 +85,39 @@ def write_tensors(file: GgufFile, path: Path, progress: Progress) -> None:
         if name in names
     }
     source = {hf: name for name, hf in names.items()}
-    write_weights(path, shapes, lambda hf: _slabs(file, source[hf]), progress)
+    return write_weights(path, shapes, lambda hf: _slabs(file, source[hf]), progress)
+
+
+def packed_kinds(file: GgufFile) -> dict[str, tuple[int, tuple[int, int]]]:
+    """Bits and shape of every matrix that is kept in few bits too, by its Hugging Face name: those
+    that are quantised and multiplied, so not an embedding that has an output beside it."""
+    kinds = {}
+    names = tensor_names(file)
+    for name, hf in names.items():
+        tensor = file.tensors[name]
+        shape = tuple(int(n) for n in reversed(tensor.shape))
+        looked_up = hf == MODEL_EMBEDDING and OUTPUT in names.values()
+        if tensor.tensor_type not in FLOATS and fits(shape) and not looked_up:
+            kinds[hf] = (bits_of(tensor.tensor_type), (shape[0], shape[1]))
+    return kinds
+
+
+def write_matrices(
+    file: GgufFile,
+    kinds: Mapping[str, tuple[int, tuple[int, int]]],
+    path: Path,
+    progress: Progress,
+) -> None:
+    """Write the matrices `kinds` in few bits."""
+    source = {hf: name for name, hf in tensor_names(file).items()}
+
+    def slabs(hf: str) -> Iterator[PackedMatrix]:
+        tensor = file.tensors[source[hf]]
+        data, rows = _unpermuted(file, tensor), max(1, _SLAB // kinds[hf][1][1])
+        for start in range(0, len(data), rows):
+            yield packed(data[start : start + rows], tensor.tensor_type)
+
+    write_packed(path, kinds, slabs, progress)
 
 
 def tensor_names(file: GgufFile) -> dict[str, str]:

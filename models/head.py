@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ..kernels.layer_kv import LayerKv
 from .batch import Batch
-from .decoder import Decoder
 from .errors import ModelError
 from .head_config import HeadConfig
 from .layer import Loader
 from .layout import EMBEDDING, OUTPUT, check_head_tensors
 from .progress import Progress, silent
 from .rope import RopeTable
+from .target import Target
 from .weights import load_weights
 
 FIRST = "layers.0."
@@ -108,7 +108,7 @@ class Head:
         self,
         config: HeadConfig,
         tensors: dict[str, Tensor],
-        target: Decoder,
+        target: Target,
     ) -> None:
         """tensors: as `load_head_tensors` gives them, with the target's rows as `lm_head.weight`
         where the checkpoint has none; emptied on the way."""

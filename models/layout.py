@@ -12,10 +12,12 @@ from torch import Tensor
 from .config import ModelConfig
 from .errors import ModelError
 from .head_config import HeadConfig
+from .packed import PackedMatrix
 
 SHOWN = 5
 OUTPUT = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
+MODEL_EMBEDDING = f"model.{EMBEDDING}"
 FREQUENCIES = "rotary_emb.inv_freq"
 
 
@@ -49,6 +51,13 @@ def expected_head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def multiplied(config: ModelConfig) -> frozenset[str]:
+    """The matrices that rows are multiplied with; an embedding where it is the output too."""
+    shapes = expected_shapes(config)
+    names = frozenset(name for name, shape in shapes.items() if len(shape) == 2)
+    return names if config.tie_head else names - {MODEL_EMBEDDING}
+
+
 def _layer_shapes(
     config: ModelConfig | HeadConfig, inputs: int | None = None
 ) -> dict[str, tuple[int, ...]]:
@@ -78,14 +87,20 @@ def _layer_shapes(
     return shapes
 
 
-def check_tensors(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+def check_tensors(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    packed: Mapping[str, PackedMatrix] | None = None,
+) -> None:
     """Raise ModelError naming the tensors that are missing, not known, or of a wrong shape.
+    packed: matrices in few bits, which stand in for tensors of their names.
 
     Two kinds of extra tensors do no harm: stored rotary frequencies, and the head of a model
     that uses its embedding as head.
     """
     harmless = {"lm_head.weight"} if config.tie_head else set()
-    _check(config.architecture, expected_shapes(config), tensors, harmless)
+    both: dict[str, Tensor | PackedMatrix] = {**tensors, **(packed or {})}
+    _check(config.architecture, expected_shapes(config), both, harmless)
 
 
 def check_head_tensors(config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -108,7 +123,7 @@ def check_head_tensors(config: HeadConfig, tensors: Mapping[str, Tensor]) -> Non
 def _check(
     what: str,
     expected: Mapping[str, tuple[int, ...]],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor] | Mapping[str, Tensor | PackedMatrix],
     harmless: set[str],
 ) -> None:
     missing = [name for name in expected if name not in tensors]

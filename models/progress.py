@@ -24,6 +24,11 @@ def silent(stage: str, done: int, total: int) -> None:
     """The progress nobody watches."""
 
 
+def part_of(progress: Progress, before: int, after: int) -> Progress:
+    """The progress of a part of a stage, which `before` bytes precede and `after` bytes follow."""
+    return lambda stage, done, total: progress(stage, before + done, before + total + after)
+
+
 @contextmanager
 def terminal_progress() -> Iterator[Progress]:
     """A progress that draws one bar per stage on standard error while the context lasts."""

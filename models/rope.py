@@ -107,6 +107,11 @@ class RopeTable:
         self._cos = cos.to(device, dtype)
         self._sin = sin.to(device, dtype)
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """cos and sin of all positions, [positions, 1, R] each."""
+        return self._cos, self._sin
+
     def _page(self, inv_freq: Tensor, rope: Rope, start: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(start, start + self.PAGE, dtype=torch.float32)
         angles = positions[:, None] * inv_freq

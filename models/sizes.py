@@ -13,11 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .checkpoint import PackedWeights, quantised_bits
 from .config import ModelConfig
 from .head import layout_name
 from .head_config import HeadConfig
 from .layout import (
     EMBEDDING,
+    MODEL_EMBEDDING,
     OUTPUT,
     check_head_tensors,
     check_tensors,
@@ -25,8 +27,11 @@ from .layout import (
     expected_shapes,
 )
 from .linear import can_pack, matrix_bytes
+from .native_head import BITS, suits
+from .packed_file import packed_bytes, packed_names
 from .weights import stored_shapes
 
+BF16 = torch.bfloat16
 JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 """Projections that are kept side by side with another, as one matrix."""
 
@@ -63,23 +68,56 @@ def decoder_weights(
     return Weights(embedding + read, embedding + read)
 
 
-def head_weights(directory: Path, config: HeadConfig, dtype: torch.dtype, device: str) -> Weights:
+def native_weights(directory: Path, config: ModelConfig, mode: PackedWeights) -> Weights:
+    """Of a decoder with weights in few bits, as `mode` says: a tied output is the embedding too,
+    norms are in single precision."""
+    known, total = packed_names(directory), 0
+    shapes = expected_shapes(config)
+    if not config.tie_head:
+        shapes.pop(MODEL_EMBEDDING)
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            bits = known.get(name, 8)
+            if mode != "auto":
+                bits = min(known.get(name, 8), quantised_bits(name, mode))
+            total += packed_bytes(bits, (shape[0], shape[1]))
+        else:
+            total += _plain(shape, torch.float32) * _copies(name, config)
+    looked_up = 0 if config.tie_head else _plain((config.vocab_size, config.hidden_size), BF16)
+    return Weights(total + looked_up, total)
+
+
+def head_weights(
+    directory: Path, config: HeadConfig, dtype: torch.dtype, device: str, native: bool = False
+) -> Weights:
     """Of a head draft beside its target. Without weights in the directory, it is taken to share
-    what it can."""
+    what it can. native: beside a target whose weights are in few bits."""
+    shapes, has_own = _head_shapes(directory, config)
+    embedding = _plain((config.vocab_size, config.hidden_size), dtype) if has_own else 0
+    if native and suits(config, shapes):
+        read = sum(
+            packed_bytes(BITS, (shape[0], shape[1]))
+            if len(shape) == 2
+            else _plain(shape, torch.float32) * _copies(name, config)
+            for name, shape in shapes.items()
+        )
+    else:
+        read = _matrices(shapes, config, dtype, device)
+    return Weights(read + embedding, read)
+
+
+def _head_shapes(directory: Path, config: HeadConfig) -> tuple[dict[str, tuple[int, ...]], bool]:
+    """Shapes of what a head computes with, and whether it has an embedding of its own."""
     stored = stored_shapes(directory)
     shapes = expected_head_shapes(config)
     shapes[OUTPUT] = (config.draft_vocab, config.hidden_size)
-    embedding = (config.vocab_size, config.hidden_size)
-    if stored is not None:
-        named = {layout_name(name): shape for name, shape in stored.items()}
-        named.pop("d2t", None)
-        named.pop("t2d", None)
-        check_head_tensors(config, _hollow(named))
-        has_own = EMBEDDING in named
-    else:
-        has_own = config.hidden_size != config.target_hidden_size
-    read = _matrices(shapes, config, dtype, device)
-    return Weights(read + (_plain(embedding, dtype) if has_own else 0), read)
+    if stored is None:
+        return shapes, config.hidden_size != config.target_hidden_size
+    named = {layout_name(name): shape for name, shape in stored.items()}
+    named.pop("d2t", None)
+    named.pop("t2d", None)
+    check_head_tensors(config, _hollow(named))
+    return shapes, EMBEDDING in named
 
 
 def _matrices(

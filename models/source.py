@@ -17,7 +17,7 @@ from .errors import ModelError
 from .progress import Progress, silent, terminal_progress
 
 # Part of a converted directory's name: raise it when conversion writes something else.
-CONVERSION = 1
+CONVERSION = 2
 
 ACCEPTED = (
     f"the demo model ({' or '.join(demo.ALIASES)}), a Hugging Face directory (config.json, "

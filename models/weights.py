@@ -1,15 +1,17 @@
 """A model directory's tensors: read from safetensors into memory, and written there by converters.
 
-Called by whoever loads a decoder, and by `gguf`. Knows files and names, not what they mean: the
-decoder checks that it got what it needs.
+Called by whoever loads a decoder, by `checkpoint` and by `gguf`. Knows files and names, not what
+they mean: the decoder checks that it got what it needs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +21,18 @@ from .progress import Progress, silent
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+
+
+class Entry(NamedTuple):
+    """What a file's header says of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 def load_weights(directory: Path | str, progress: Progress = silent) -> dict[str, torch.Tensor]:
@@ -28,23 +42,43 @@ def load_weights(directory: Path | str, progress: Progress = silent) -> dict[str
     the stage "load" in bytes. Raises ModelError naming the file, shard or tensor that is missing
     or damaged.
     """
+    return dict(read_weights(directory, progress))
+
+
+def weights_bytes(directory: Path | str) -> int:
+    """Bytes of the files that `load_weights` reads: the total that it reports."""
+    return sum(path.stat().st_size for path in _shards(Path(directory)))
+
+
+def read_weights(
+    directory: Path | str, progress: Progress = silent, skip: Collection[str] = ()
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """`load_weights` one tensor at a time; those of `skip` are not read, and count as if."""
     shards = _shards(Path(directory))
     total = sum(path.stat().st_size for path in shards)
-    tensors: dict[str, torch.Tensor] = {}
     done = 0
     progress("load", 0, total)
     for path, names in shards.items():
         try:
             with safe_open(path, framework="pt") as file:
                 for name in _wanted(path, names, file.keys()):
+                    if name in skip:
+                        done += _nbytes(file.get_slice(name))
+                        continue
                     # a copy: views of the mapped file would fault in during the first steps
-                    tensor = tensors[name] = file.get_tensor(name).clone()
+                    tensor = file.get_tensor(name).clone()
+                    yield name, tensor
                     done += tensor.nbytes
                     progress("load", done, total)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read {path}: {error}") from error
     progress("load", total, total)
-    return tensors
+
+
+def _nbytes(unread: Any) -> int:
+    """Of a tensor that stays in its file, whose dtype is written like BF16 or F8_E4M3."""
+    bits = re.search("[0-9]+", unread.get_dtype())
+    return math.prod(unread.get_shape()) * (int(bits[0]) // 8 if bits else 1)
 
 
 def stored_shapes(directory: Path | str) -> dict[str, tuple[int, ...]] | None:
@@ -111,33 +145,35 @@ def write_weights(
     shapes: dict[str, tuple[int, ...]],
     slabs: Callable[[str], Iterable[torch.Tensor]],
     progress: Progress = silent,
-) -> None:
+) -> int:
     """Write a bf16 safetensors file without holding it in memory.
 
     `slabs(name)` yields the tensor's rows as consecutive bf16 pieces, together of `shapes[name]`.
-    Reports the stage "convert" in bytes.
+    Reports the stage "convert" in bytes, and returns their sum.
     """
-    sizes = {name: 2 * math.prod(shape) for name, shape in shapes.items()}
-    total, done = sum(sizes.values()), 0
+    entries = {name: Entry(torch.bfloat16, shape) for name, shape in shapes.items()}
+    total, done = sum(entry.nbytes for entry in entries.values()), 0
     progress("convert", 0, total)
     with path.open("wb") as file:
-        file.write(_header(shapes, sizes))
-        for name in shapes:
-            end = done + sizes[name]
+        file.write(header(entries, {"format": "pt"}))
+        for name, entry in entries.items():
+            end = done + entry.nbytes
             for slab in slabs(name):
                 assert slab.dtype == torch.bfloat16, "write_weights writes bf16"
                 done += file.write(slab.contiguous().view(torch.uint8).numpy().data)
                 progress("convert", done, total)
             assert done == end, f"{name} came with another size than its shape says"
+    return done
 
 
-def _header(shapes: dict[str, tuple[int, ...]], sizes: dict[str, int]) -> bytes:
+def header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
     """Safetensors: eight bytes of length, then JSON padded with spaces to a multiple of eight."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    described: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
-    for name, shape in shapes.items():
-        span = [offset, offset := offset + sizes[name]]
-        entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": span}
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    for name, entry in entries.items():
+        span = [offset, offset := offset + entry.nbytes]
+        shape = list(entry.shape)
+        described[name] = {"dtype": CODES[entry.dtype], "shape": shape, "data_offsets": span}
+    text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

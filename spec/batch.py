@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from ..kernels.attention import Span, plan_attention
 from ..kv.tensors import KvStore
 from ..models.attention import Heads
-from ..models.batch import Batch
+from ..models.batch import Batch, Plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +74,18 @@ def assemble(feeds: Sequence[Feed], model: Model, kv: KvStore) -> Batch:
     )
     tokens, positions, where = torch.from_numpy(rows).to(model.device)
     spans = [Span(feed.start, len(feed), feed.blocks) for feed in feeds]
-    attention = {
-        window: plan_attention(
+    attention = Plans(
+        partial(
+            plan_attention,
             spans,
-            heads_per_kv=config.heads // config.kv_heads,
-            block_size=block_size,
-            device=model.device,
-            dtype=model.dtype,
-            window=window,
+            config.heads // config.kv_heads,
+            block_size,
+            model.device,
+            model.dtype,
         )
-        for window in dict.fromkeys(config.windows)
-    }
+    )
     staged = kv.stage(spans, [feed.slot for feed in feeds])
-    return Batch(tokens, positions, where, attention, staged)
+    return Batch(tokens, positions, where, attention, staged, spans)
 
 
 def wipe(kv: KvStore, feed: Feed) -> None:

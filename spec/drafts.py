@@ -6,7 +6,7 @@ the target's checkpoint, which are gone once the target has been built of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,18 +15,22 @@ from torch import Tensor
 
 from ..kv.capacity import KvShape
 from ..kv.tensors import KvStore
+from ..models.checkpoint import Checkpoint
 from ..models.config import ModelConfig, load_config
 from ..models.decoder import Decoder
 from ..models.errors import ModelError
-from ..models.head import Head, load_head_tensors, output_matrix
+from ..models.head import Head, load_head_tensors
 from ..models.head_config import HeadConfig, is_head, load_head_config
-from ..models.layout import OUTPUT, check_tensors
+from ..models.layout import MODEL_EMBEDDING, OUTPUT, check_tensors
+from ..models.native import NativeDecoder
+from ..models.native_head import NativeHead, suits
 from ..models.progress import Progress, silent
+from ..models.target import Target
 from ..models.tokenizer import TextCodec, same_tokenizer
 from ..models.weights import load_weights
 from .draft_model import DraftModel
 from .footprint import head_kv_shape, kv_shape
-from .head import HeadDrafter
+from .head import AnyHead, HeadDrafter
 from .model_drafter import ModelDrafter
 from .pacing import ModelPace
 
@@ -43,7 +47,7 @@ class PlacedDraft:
     drafter: Callable[[KvStore, int, ModelPace], ModelDrafter]
 
 
-Draft = Callable[[Decoder], PlacedDraft]
+Draft = Callable[[Target], PlacedDraft]
 """A draft that has been read and fits its target: puts itself beside it, on its device and in its
 dtype. To be called once.
 
@@ -54,12 +58,12 @@ worse, which is a matter of time and not of text.
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The target that a draft is read for: where it lies, its config, its checkpoint's tensors and
-    its tokenizer."""
+    """The target that a draft is read for: where it lies, its config, its checkpoint and its
+    tokenizer."""
 
     directory: Path
     config: ModelConfig
-    weights: Mapping[str, Tensor]
+    checkpoint: Checkpoint
     codec: TextCodec
 
 
@@ -69,7 +73,8 @@ def load_draft(directory: Path, target: Origin, progress: Progress = silent) -> 
     A head has no tokenizer of its own: its config says what target it was made for.
     """
     if is_head(directory):
-        check_tensors(target.config, target.weights)  # the head may take over some of them
+        given = target.checkpoint  # the head may take over some of it
+        check_tensors(target.config, given.tensors, given.packed)
         try:
             return _head_draft(*_read_head(directory, target, progress))
         except ModelError as error:
@@ -103,21 +108,30 @@ def _read_head(
     tensors = load_head_tensors(directory, head, progress)
     if OUTPUT not in tensors:
         ids = tensors["d2t"]
-        tensors[OUTPUT] = output_matrix(target.weights, target.config.tie_head)[ids]
+        name = MODEL_EMBEDDING if target.config.tie_head else OUTPUT
+        tensors[OUTPUT] = target.checkpoint.rows(name, ids)
     return head, tensors
 
 
 def _head_draft(config: HeadConfig, tensors: dict[str, Tensor]) -> Draft:
-    def place(target: Decoder) -> PlacedDraft:
-        head = Head(config, tensors, target)
+    def place(target: Target) -> PlacedDraft:
+        head = head_beside(target, config, tensors)
         kv = head_kv_shape(config, target.dtype)
         return PlacedDraft(kv, head.weight_bytes, None, partial(HeadDrafter, head))
 
     return place
 
 
+def head_beside(target: Target, config: HeadConfig, tensors: dict[str, Tensor]) -> AnyHead:
+    """The head of these tensors, which are emptied, as its target computes."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if isinstance(target, NativeDecoder) and suits(config, shapes):
+        return NativeHead(config, tensors, target)
+    return Head(config, tensors, target)
+
+
 def _model_draft(config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
-    def place(target: Decoder) -> PlacedDraft:
+    def place(target: Target) -> PlacedDraft:
         far = replace(config, max_position=target.config.max_position)
         own = Decoder(far, tensors, device=target.device, dtype=target.dtype)
 

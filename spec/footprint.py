@@ -13,10 +13,11 @@ import torch
 
 from ..kv.budget import Footprint, Held, activation_bytes
 from ..kv.capacity import KvFormats, KvShape
+from ..models.checkpoint import PackedWeights
 from ..models.config import ModelConfig, load_config
 from ..models.errors import ModelError
 from ..models.head_config import HeadConfig, is_head, load_head_config
-from ..models.sizes import Weights, decoder_weights, head_weights
+from ..models.sizes import Weights, decoder_weights, head_weights, native_weights
 
 PLAIN = KvFormats()
 
@@ -30,13 +31,19 @@ def footprint(
     device: str,
     step_tokens: int,
     formats: KvFormats = PLAIN,
+    weights: PackedWeights = "none",
 ) -> Footprint:
     """Of the model in `directory` and the draft in another, on a device of type `device`.
 
     Neither directory needs to hold more than a config.json; weights that are there must fit it.
     Whether the tokenizers agree is not looked at. Raises ModelError.
     """
-    held = _draft(draft, config, dtype, device) if draft is not None else None
+    if weights == "none":
+        target = decoder_weights(directory, config, dtype, device)
+    else:
+        target = native_weights(directory, config, weights)
+    native = weights != "none"
+    held = _draft(draft, config, dtype, device, native) if draft is not None else None
     try:
         kv = kv_shape(config, dtype).in_format(formats.target, formats.full_layers)
     except ValueError as error:
@@ -44,7 +51,7 @@ def footprint(
     if held is not None:
         held = replace(held, kv=held.kv.in_format(formats.draft))
     return Footprint(
-        _held(decoder_weights(directory, config, dtype, device), kv),
+        _held(target, kv),
         held,
         activation_bytes(
             step_tokens, config.hidden_size, config.intermediate_size, config.vocab_size
@@ -63,10 +70,13 @@ def head_kv_shape(config: HeadConfig, dtype: torch.dtype) -> KvShape:
     return replace(kv_shape(config, dtype), block_state=state)
 
 
-def _draft(directory: Path, target: ModelConfig, dtype: torch.dtype, device: str) -> Held:
+def _draft(
+    directory: Path, target: ModelConfig, dtype: torch.dtype, device: str, native: bool
+) -> Held:
     if is_head(directory):
         head = load_head_config(directory, target)
-        return _held(head_weights(directory, head, dtype, device), head_kv_shape(head, dtype))
+        weights = head_weights(directory, head, dtype, device, native)
+        return _held(weights, head_kv_shape(head, dtype))
     config = load_config(directory)
     return _held(decoder_weights(directory, config, dtype, device), kv_shape(config, dtype))
 

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from ..kv.tensors import KvStore
 from ..models.head import Head
+from ..models.native_head import NativeHead
 from .batch import Feed, assemble
 from .drafter import Window
 from .model_drafter import ModelDrafter
 from .pacing import EAGER, ModelPace
 from .slots import Slot
+
+AnyHead = Head | NativeHead
 
 
 @dataclass(slots=True)
@@ -47,7 +50,9 @@ class _Progress:
 class HeadDrafter(ModelDrafter):
     """Drafts with `head`, whose KV has as many blocks as the target's."""
 
-    def __init__(self, head: Head, kv: KvStore, block_size: int, pace: ModelPace = EAGER) -> None:
+    def __init__(
+        self, head: AnyHead, kv: KvStore, block_size: int, pace: ModelPace = EAGER
+    ) -> None:
         super().__init__(kv, block_size, head.target_ids, head.config.vocab_size, pace)
         self.taps = head.config.taps
         self._head = head

@@ -40,6 +40,9 @@ MODEL_K = 3
 FREE_ROWS = {"cpu": 16, "cuda": 256}
 """`ModelPace.rows` by kind of device."""
 
+NATIVE_ROWS = 5
+"""The same for the native kernels, which have little else to do for a row than to multiply."""
+
 
 @dataclass(slots=True, frozen=True)
 class Pace:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kv.tensors import KvStore
-from ..models.decoder import Decoder
+from ..models.target import Target
 from .batch import assemble, wipe
 from .drafter import Drafter
 from .drafters import Drafters
@@ -58,7 +58,7 @@ class ModelPair:
 
     def __init__(
         self,
-        target: Decoder,
+        target: Target,
         kv: KvStore,
         drafters: Mapping[Method, Drafter],
         *,

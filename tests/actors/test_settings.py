@@ -21,6 +21,7 @@ VALUES = {
     "served_model_name": st.none() | words,
     "device": st.sampled_from(["auto", "cpu", "cuda"]),
     "dtype": st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
+    "quantization": st.sampled_from(["none", "auto", "int8", "int4"]),
     "max_model_len": st.none() | st.integers(2, 1 << 40),
     "cache_dir": st.none() | words.map(Path),
     "draft": words,

@@ -14,7 +14,9 @@ from paceline.actors.settings import Settings
 from paceline.actors.sources import SettingsError
 from paceline.actors.supervisor import Parts
 from paceline.actors.system import load
+from paceline.kernels.native import build
 from paceline.kv.capacity import KvShape
+from paceline.models.cache import default_cache_dir
 from paceline.models.errors import ModelError
 from paceline.spec.params import SamplingParams, Speculation
 from support.tiny_heads import TAPS, change_config, save_flat_head, save_head
@@ -157,6 +159,20 @@ async def test_what_is_foreseen_is_what_is_there(kind, dtype, model, tmp_path):
     assert foreseen.pool.bytes == info.kv_bytes
     assert (foreseen.draft is None) == (kind == "none")
     assert foreseen.dtype == info.dtype == dtype
+
+
+@pytest.mark.parametrize("draft", ["none", "head"])
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+async def test_weights_in_few_bits_are_foreseen_too(mode, draft, tmp_path):
+    if (reason := build.obstacle(default_cache_dir() / "native")) is not None:
+        pytest.skip(reason)
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64, "tokenizer": True}
+    model = save_tiny(tmp_path / "model", "qwen3", **sizes)
+    head = save_head(tmp_path / "head", model, taps=(0, 1, 2)) if draft == "head" else draft
+    info = (await parts(model, head, dtype="auto", quantization=mode)).info
+    assert info.exact
+    assert info.forecast.weight_bytes == info.weight_bytes
+    assert info.forecast.pool.bytes == info.kv_bytes
 
 
 async def test_the_block_size_suits_the_traffic(model, tmp_path):

@@ -42,7 +42,8 @@ def shipped(house) -> set[str]:
     draft = house.root / "models" / "demo_draft"
     files = (path.relative_to(house.root).as_posix() for path in draft.iterdir())
     peers = (house.root / "bench" / "peers").glob("*.toml")
-    data = {path.relative_to(house.root).as_posix() for path in peers}
+    sources = (house.root / "kernels" / "native").glob("*.[ch]")
+    data = {path.relative_to(house.root).as_posix() for path in (*peers, *sources)}
     return {*paths, *files, *data, "bench/workloads.json", "py.typed"}
 
 

@@ -13,6 +13,8 @@ from paceline.models.cache import default_cache_dir
 from paceline.models.config import load_config
 from paceline.models.head import load_head_tensors
 from paceline.models.head_config import load_head_config
+from paceline.models.layout import multiplied
+from paceline.models.packed_file import load_packed, packed_names
 from paceline.models.source import companion, demo_directory
 from paceline.models.tokenizer import TextCodec
 from paceline.models.weights import load_weights
@@ -66,6 +68,15 @@ def test_weights_are_those_transformers_reads(directory: Path) -> None:
     assert ours.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(ours[name], tensor.bfloat16()), name
+
+
+def test_matrices_in_few_bits_are_the_same(directory: Path) -> None:
+    config, ours = load_config(directory), load_weights(directory)
+    packed = load_packed(directory, packed_names(directory))
+    assert packed.keys() == multiplied(config)
+    for name, matrix in packed.items():
+        assert torch.equal(matrix.dequantised().bfloat16(), ours[name]), name
+        assert matrix.bits == (8 if "embed" in name else 4)
 
 
 def test_chat_template(codec: TextCodec) -> None:

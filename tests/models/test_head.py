@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.kv.tensors import allocate
+from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig, load_config
 from paceline.models.decoder import Decoder
 from paceline.models.head import Head
@@ -90,7 +91,8 @@ class Target:
     def drafter(self, directory: Path) -> HeadDrafter:
         """The drafter of a head's directory, as the composition root gets it."""
         no_codec = cast(TextCodec, None)  # heads have no tokenizer to compare it with
-        draft = load_draft(directory, Origin(self.directory, self.config, self.weights, no_codec))
+        given = Checkpoint(self.weights, {})
+        draft = load_draft(directory, Origin(self.directory, self.config, given, no_codec))
         placed = draft(self.decoder)
         kv = allocate(placed.kv, BLOCKS, BLOCK_SIZE, self.decoder.dtype, "cpu")
         drafter = placed.drafter(kv, BLOCK_SIZE, EAGER)

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from paceline.models.errors import ModelError
-from paceline.models.weights import INDEX, WEIGHTS, load_weights, write_weights
+from paceline.models.weights import (
+    INDEX,
+    WEIGHTS,
+    load_weights,
+    read_weights,
+    weights_bytes,
+    write_weights,
+)
 
 NAMES = ("embed", "layer.weight", "layer.bias", "head")
 
@@ -85,6 +92,22 @@ def test_progress_ends_at_the_bytes_of_the_files(tmp_path: Path, sharded: bool) 
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, total)
     assert len(counts) >= len(NAMES)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_skipped_tensors_are_not_read_and_count_as_if(tmp_path: Path, sharded: bool) -> None:
+    if sharded:
+        shard(tmp_path, some_tensors())
+    else:
+        save_file(some_tensors(), tmp_path / WEIGHTS)
+    seen: list[tuple[str, int, int]] = []
+    skip = {"embed", "layer.bias"}
+    got = dict(read_weights(tmp_path, lambda *report: seen.append(report), skip))
+    assert_same(got, {n: t for n, t in some_tensors().items() if n not in skip})
+    size = sum(tensor.nbytes for tensor in some_tensors().values())
+    read = sum(tensor.nbytes for tensor in got.values())
+    assert read < seen[-2][1] <= size
+    assert seen[-1][1] == seen[-1][2] == weights_bytes(tmp_path)
 
 
 def test_missing_directory_and_empty_directory(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import load_config
 from paceline.models.errors import ModelError
 from paceline.models.layout import EMBEDDING, OUTPUT
@@ -34,8 +35,8 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Origin:
     directory = save_tiny(
         tmp_path_factory.mktemp("target"), "llama", num_hidden_layers=LAYERS, tokenizer=True
     )
-    config, weights = load_config(directory), load_weights(directory)
-    return Origin(directory, config, weights, TextCodec.load(directory))
+    checkpoint = Checkpoint(load_weights(directory), {})
+    return Origin(directory, load_config(directory), checkpoint, TextCodec.load(directory))
 
 
 def refusal(directory: Path, origin: Origin) -> str:
@@ -150,7 +151,7 @@ def test_flat_configs_that_do_not_fit(case: str, origin: Origin, tmp_path: Path)
 
 def test_the_usual_taps_are_none_of_a_target_of_few_layers(origin: Origin, tmp_path: Path) -> None:
     short = save_tiny(tmp_path / "short", "llama", num_hidden_layers=4)
-    few = Origin(short, load_config(short), load_weights(short), origin.codec)
+    few = Origin(short, load_config(short), Checkpoint(load_weights(short), {}), origin.codec)
     head = save_head(tmp_path / "head", short)
     change_config(head, **{IDS: None})
     message = refusal(head, few)
@@ -266,8 +267,9 @@ def test_a_head_without_readable_tensors(origin: Origin, tmp_path: Path) -> None
 
 def test_a_damaged_target_is_not_the_heads_fault(origin: Origin, tmp_path: Path) -> None:
     save_head(tmp_path, origin.directory)
-    weights = {name: t for name, t in origin.weights.items() if name != "lm_head.weight"}
-    broken = Origin(origin.directory, origin.config, weights, origin.codec)
+    given = origin.checkpoint.tensors
+    rest = Checkpoint({name: t for name, t in given.items() if name != "lm_head.weight"}, {})
+    broken = Origin(origin.directory, origin.config, rest, origin.codec)
     with pytest.raises(ModelError, match=r"^tensors do not fit LlamaFor.*missing: lm_head\.weight"):
         load_draft(tmp_path, broken)
 

@@ -15,7 +15,7 @@ from paceline.kernels.attention import Span, plan_attention
 from paceline.kv.capacity import KvShape
 from paceline.kv.tensors import allocate
 from paceline.models.batch import Batch
-from paceline.models.decoder import Decoder
+from paceline.models.target import Target
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Packed:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Target,
         sequences: Sequence[Sequence[int]],
         block_size: int,
         seed: int = 0,
@@ -81,7 +81,7 @@ class Packed:
         self.kv.begin(slots)
         staged = self.kv.stage(spans, slots)
         rows = (torch.tensor(column) for column in (tokens, positions, where))
-        hidden = self.decoder.forward(Batch(*rows, plan, staged), self.kv.layers)
+        hidden = self.decoder.forward(Batch(*rows, plan, staged, spans), self.kv.layers)
         self.kv.commit(slots)
         return list(hidden.split([piece.count for piece in pieces]))
 

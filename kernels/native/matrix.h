@@ -1,0 +1,123 @@
+/* Products of packed rows with a matrix of low-bit weights.
+
+   Weights: groups of GROUP inputs, unsigned codes of 4 or 8 bits, and for each output and group a
+   scale d and a minimum m in half precision: w = d * code + m. Rows: 8-bit integers with a scale s
+   for each group. So an output is the sum over groups of d * s * (sum of code * row) + m * s *
+   (sum of row). The inner sums are of integers and exact, the outer ones run from the first group to
+   the last: a row's result is the same whatever other rows there are. */
+
+#define GROUP 32
+#define LANES 16
+#define MOST_ROWS 8
+#define ROWS_IN_CACHE 64
+
+typedef struct {
+    const uint8_t *tiles;  /* [outputs/LANES, inputs/GROUP, tile_bytes(bits)] */
+    const float *bias;     /* [outputs] or NULL */
+    int32_t outputs, inputs, bits, reserved;
+} matrix;
+
+/* Rows in 8 bits: codes [rows, width]; of each group the scale and scale * (sum of codes). */
+typedef struct {
+    int8_t *codes;
+    float *scales, *sums;
+    int width;
+} packed_rows;
+
+static inline int tile_bytes(int bits) { return LANES * GROUP * bits / 8 + 2 * LANES * 2; }
+
+/* Pack the group at index `g` of row `r`, whose 32 values are in two halves. NaN and infinity come
+   out as NaN. */
+static inline void pack_group(const packed_rows *to, int r, int g, __m512 a, __m512 b) {
+    float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+    __mmask16 wild = _mm512_cmp_ps_mask(_mm512_sub_ps(a, a), _mm512_setzero_ps(), _CMP_NEQ_UQ) |
+                     _mm512_cmp_ps_mask(_mm512_sub_ps(b, b), _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    float scale = wild ? NAN : most / 127.0f;
+    /* The reciprocal of the smallest numbers is beyond single precision. */
+    float factor = !wild && most > 0.0f ? fminf(127.0f / most, 3.4028234664e38f) : 0.0f;
+    __m512 inverse = _mm512_set1_ps(factor);
+    __m512i ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+    __m512i ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+    int8_t *codes = to->codes + (size_t)r * to->width + g * GROUP;
+    _mm_storeu_si128((void *)codes, _mm512_cvtsepi32_epi8(ia));
+    _mm_storeu_si128((void *)(codes + 16), _mm512_cvtsepi32_epi8(ib));
+    size_t at = (size_t)r * (to->width / GROUP) + g;
+    to->scales[at] = scale;
+    to->sums[at] = scale * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
+}
+
+static inline void pack_row(const packed_rows *to, int r, const float *x) {
+    for (int g = 0; g < to->width / GROUP; g++)
+        pack_group(to, r, g, _mm512_loadu_ps(x + g * GROUP), _mm512_loadu_ps(x + g * GROUP + 16));
+}
+
+/* One tile, LANES outputs, for `rows` rows from the first of `x` on; `rows` and `bits` are constants
+   wherever this is used. y: [rows, stride], to be set or added to. */
+static inline __attribute__((always_inline)) void tile_product(
+    const matrix *w, int tile, const packed_rows *x, int first, int rows, int bits, float *y,
+    int stride, int add) {
+    const int groups = w->inputs / GROUP, bytes = tile_bytes(bits);
+    const uint8_t *data = w->tiles + (size_t)tile * groups * bytes;
+    const __m512i low = _mm512_set1_epi8(15);
+    const int8_t *codes = x->codes + (size_t)first * x->width;
+    const float *scales = x->scales + (size_t)first * groups, *sums = x->sums + (size_t)first * groups;
+    __m512 total[MOST_ROWS];
+    for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
+    for (int g = 0; g < groups; g++, data += bytes) {
+        __m512i dots[MOST_ROWS];
+        for (int r = 0; r < rows; r++) dots[r] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+        for (int c = 0; c < 8; c++) { /* four inputs of each output at a time */
+            __m512i v;
+            if (bits == 8) {
+                v = _mm512_loadu_si512(data + 64 * c);
+            } else {
+                v = _mm512_loadu_si512(data + 64 * (c / 2));
+                v = _mm512_and_si512(c % 2 ? _mm512_srli_epi16(v, 4) : v, low);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                int32_t four;
+                memcpy(&four, codes + (size_t)r * x->width + g * GROUP + 4 * c, 4);
+                dots[r] = _mm512_dpbusd_epi32(dots[r], v, _mm512_set1_epi32(four));
+            }
+        }
+        __m512 d = load_f16(data + 64 * bits), m = load_f16(data + 64 * bits + 2 * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(scales[(size_t)r * groups + g]));
+            __m512 sum = _mm512_set1_ps(sums[(size_t)r * groups + g]);
+            total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r]), scale, total[r]);
+            total[r] = _mm512_fmadd_ps(m, sum, total[r]);
+        }
+    }
+    __m512 bias = w->bias ? _mm512_loadu_ps(w->bias + LANES * tile) : _mm512_setzero_ps();
+    for (int r = 0; r < rows; r++) {
+        float *to = y + (size_t)(first + r) * stride + LANES * tile;
+        __m512 sum = _mm512_add_ps(total[r], bias);
+        _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sum) : sum);
+    }
+}
+
+#define CASE(rows) \
+    case rows: \
+        if (w->bits == 4) tile_product(w, tile, x, first, rows, 4, y, stride, add); \
+        else tile_product(w, tile, x, first, rows, 8, y, stride, add); \
+        break;
+
+static void tile_rows(const matrix *w, int tile, const packed_rows *x, int first, int rows, float *y,
+                      int stride, int add) {
+    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+}
+
+/* y [rows, stride] of all rows and the tiles [from, to): a tile's weights are read once for as many
+   rows as stay in the cache. */
+static void product(const matrix *w, int from, int to, const packed_rows *x, int rows, float *y,
+                    int stride, int add) {
+    for (int start = 0; start < rows; start += ROWS_IN_CACHE) {
+        int end = rows < start + ROWS_IN_CACHE ? rows : start + ROWS_IN_CACHE;
+        for (int tile = from; tile < to; tile++)
+            for (int r = start; r < end; r += MOST_ROWS)
+                tile_rows(w, tile, x, r, end - r < MOST_ROWS ? end - r : MOST_ROWS, y, stride, add);
+    }
+}

@@ -1,0 +1,95 @@
+"""A head draft beside a native decoder: the same kernels, its weights in 8 bits.
+
+Made by `spec.drafts` in the place of a `head.Head`, whose method and checkpoint it shares. What a
+draft computes decides nothing but how often its guesses hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.layer_kv import LayerKv
+from ..kernels.native.tiles import fits
+from ..kernels.norm_rope import rms_norm
+from .batch import Batch
+from .head import FIRST
+from .head_config import HeadConfig
+from .layout import EMBEDDING, OUTPUT
+from .native import NativeDecoder
+from .native_layers import NativeLayers
+from .packed import PackedMatrix
+from .quantise import quantise
+
+BITS = 8
+
+
+def suits(config: HeadConfig, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the native kernels compute a head with tensors of these shapes."""
+    multiplied = [it for name, it in shapes.items() if len(it) == 2 and name != EMBEDDING]
+    whole = all(fits(*shape) for shape in multiplied)
+    return whole and config.head_dim % 64 == 0 and not config.family.gemma
+
+
+class NativeHead:
+    """As `head.Head`; states and logits are in single precision."""
+
+    device = torch.device("cpu")
+    dtype = torch.bfloat16
+
+    def __init__(
+        self, config: HeadConfig, tensors: dict[str, Tensor], target: NativeDecoder
+    ) -> None:
+        """tensors: as `head.load_head_tensors` gives them, with the target's rows as
+        `lm_head.weight` where the checkpoint has none; emptied on the way."""
+        self.config = config
+        self._target = target
+        self.target_ids = tensors.pop("d2t")
+
+        def quantised(name: str) -> PackedMatrix:
+            return quantise(tensors.pop(name), BITS)
+
+        layers = self._layers = NativeLayers(
+            config, tensors, quantised, threads=target.threads, folder=target.folder
+        )
+        own = tensors.pop(EMBEDDING, None)
+        self._own_embedding = None if own is None else layers.keep(own.to(self.dtype))
+        self._fc = layers.product(["fc.weight"])
+        self._embedding_norm = layers.vector(FIRST + "input_layernorm.weight")
+        self._state_norm = layers.vector(FIRST + "hidden_norm.weight")
+        layers.add(FIRST, attention_norm=None)
+        for i in range(1, config.layers):
+            layers.add(f"layers.{i}.")
+        self._norm = layers.vector("norm.weight")
+        self._output = layers.product([OUTPUT])
+        positions = max(config.max_position, target.config.max_position)
+        layers.finish(config.rope, positions, config.scale)
+        self.weight_bytes = layers.nbytes
+        tensors.clear()
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's states [T, len(taps) * target_hidden_size] → [T, H], what `forward` reads.
+        Zeros, which stand for a state that is not known, stay zeros."""
+        return self._fc(states.float())
+
+    def forward(self, batch: Batch, states: Tensor, caches: Sequence[LayerKv]) -> Tensor:
+        """The head's own states [T, H], before the final norm, as `head.Head.forward`."""
+        eps = self.config.rms_eps
+        embedded = rms_norm(self._embed(batch.tokens), self._embedding_norm, eps)
+        normed = rms_norm(states, self._state_norm, eps)
+        hidden = normed.clone() if self.config.norm_before_residual else states.clone()
+        step = self._layers.step(batch, caches)
+        given = torch.cat((embedded, normed), 1)
+        self._layers.advance(step, hidden, 0, self.config.layers, given)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """States [S, H] that `forward` returned → [S, D], over the head's own tokens."""
+        return self._output(rms_norm(hidden, self._norm, self.config.rms_eps))
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if self._own_embedding is None:
+            return self._target.rows(tokens)
+        return self._own_embedding.index_select(0, tokens).float()
