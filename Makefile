@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
@@ -47,8 +48,9 @@ serve: setup
 chat: setup
 	$(BIN)/paceline chat $(ARGS)
 
+# One thread each: two teams of threads on two cores wait for each other.
 test: setup lint
-	$(PYTEST) -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: setup
 	$(PYTEST) -m slow $(ARGS)
