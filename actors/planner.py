@@ -30,7 +30,7 @@ class Limits:
     """step_tokens: known and draft tokens of one step together. length: positions a sequence may
     have. flights: steps in the air at once. caching: whether full blocks are kept and shared.
     forming: seconds that a batch waits for more sequences before it starts. window: tokens that a
-    row reads, its own among them; None: some layer sees everything."""
+    row reads, its own among them; None: some layer sees everything. far: see Step."""
 
     step_tokens: int
     length: int
@@ -38,6 +38,7 @@ class Limits:
     caching: bool = True
     forming: float = 0.0
     window: int | None = None
+    far: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -134,7 +135,7 @@ class Planner:
     # --- planning ----------------------------------------------------------------------------
 
     def _compose(self, now: float) -> Step:
-        step = Step(self.limits.step_tokens)
+        step = Step(self.limits.step_tokens, self.limits.far)
         suspects = [s for s in self.running if s.suspect]
         if suspects:
             if not self._flights:
@@ -177,9 +178,9 @@ class Planner:
 
     def _plan_row(self, step: Step, sequence: Sequence) -> bool:
         """Add the sequence's row; False when the step must end here."""
-        count = min(sequence.unplanned, step.room)
+        count = step.most(sequence)
         length = sequence.ceiling + count
-        if count <= 0:
+        if not count:
             return False
         if length > self.limits.length:
             return True  # only while rows in the air may have filled it; they land first

@@ -32,7 +32,7 @@ from ..models.tokenizer import TextCodec
 from ..spec.drafter import Drafter
 from ..spec.drafts import Origin, load_draft
 from ..spec.failure import classify
-from ..spec.footprint import footprint
+from ..spec.footprint import far_positions, footprint
 from ..spec.grammar import Grammars
 from ..spec.ngram import NgramDrafter
 from ..spec.pacing import DEFAULT_K, FREE_ROWS, MODEL_K, NATIVE_ROWS, ModelPace
@@ -77,6 +77,7 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
         caching=settings.enable_prefix_caching,
         forming=settings.max_waiting_time,
         window=built.window,
+        far=built.far,
     )
     return Parts(
         info=info,
@@ -114,6 +115,7 @@ class _Built:
     ends: tuple[int, ...]
     vocab_size: int
     window: int | None
+    far: int | None
 
 
 def _build(settings: Settings, device: torch.device, progress: Progress) -> _Built:
@@ -202,7 +204,10 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         forecast=expected,
     )
     window = widest((config.window, placed.window) if placed else (config.window,))
-    return _Built(directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size, window)
+    return _Built(
+        directory, codec, pair, grammars, info, config.eos_ids, config.vocab_size, window,
+        far_positions(config, mode),
+    )  # fmt: skip
 
 
 def _as_stage(name: str, progress: Progress) -> Progress:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -29,13 +29,16 @@ NEW_TOKEN = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a step: `fixed`, and `token` for each of its tokens, guesses included."""
+    """Seconds of a step: `fixed`, and `token` for each of its tokens, guesses included. Behind
+    `far` positions a token costs twice as much, behind twice as many three times."""
 
     fixed: float = 0.015
     token: float = 0.0007
+    far: float = float("inf")
 
-    def of(self, plan: StepPlan) -> float:
-        return self.fixed + self.token * sum(row.count + row.draft for row in plan.rows)
+    def of(self, rows: Iterable[tuple[int, int]]) -> float:
+        """rows: how many tokens at the first position of each."""
+        return self.fixed + self.token * sum(count * (1 + at / self.far) for count, at in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class Simulator:
         self._stories: dict[int, Story] = {}
         self._now = 0.0
         self._made = NEW_TOKEN
+        self._reach: dict[int, int] = {}
 
     def run(self, visits: Iterable[Visit]) -> list[Story]:
         """Play all visits to their end; their stories in the order of arrival."""
@@ -143,8 +147,15 @@ class Simulator:
     def _launch(self) -> None:
         while (plan := self.planner.plan(self._now)) is not None:
             begin = max(self._now, self._air[-1][0] if self._air else 0.0)
-            self._air.append((begin + self._cost.of(plan), plan))
+            self._air.append((begin + self._cost.of(self._reads(plan)), plan))
             self.steps.append(self._air[-1])
+
+    def _reads(self, plan: StepPlan) -> Iterator[tuple[int, int]]:
+        """How many tokens each row has, and where it begins if all guesses in the air hold."""
+        self._reach |= {opening.seq: opening.cached for opening in plan.openings}
+        for row in plan.rows:
+            yield row.count + row.draft, self._reach[row.seq]
+            self._reach[row.seq] += row.count
 
     def _land(self) -> None:
         _, plan = self._air.popleft()
@@ -161,6 +172,7 @@ class Simulator:
         accepts, accepted = self._stories[row.seq].visit.accepts, 0
         while accepted < row.draft and self._random.random() < accepts:
             accepted += 1
+        self._reach[row.seq] += accepted
         first, self._made = self._made, self._made + accepted + 1
         return RowDone(row.seq, tuple(range(first, self._made)), row.draft, accepted)
 

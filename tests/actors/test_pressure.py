@@ -175,6 +175,20 @@ def test_what_an_over_long_request_leaves_behind_pushes_nobody_out():
     assert [story.cached for story in shorts] == [320] * 40
 
 
+@pytest.mark.parametrize(("far", "most"), [(None, 5.0), (2000, 1.1)])
+def test_a_step_takes_no_longer_at_the_end_of_a_long_prompt(far, most):
+    """Where each token looks at all before it, steps of as many tokens take ever longer."""
+    streams = [Visit(0.1 * i, tuple(range(i, i + 50)), 900) for i in range(4)]
+    limits, cost = Limits(256, 10_000, far=far), Cost(far=2000)
+    stories = Simulator(Ledger(2048, 16, 16), limits, cost).run([*streams, Visit(3.0, LONG, 10)])
+    gaps = np.concatenate([s.gaps(3.0, stories[-1].times[0]) for s in stories[:-1]])
+    full = cost.fixed + 256 * cost.token
+    ratio = np.percentile(gaps, 99) / full
+    assert ratio <= most
+    assert far is not None or ratio > 3
+    assert all(story.reason == "length" for story in stories)
+
+
 @pytest.mark.parametrize("flights", [1, 2])
 @pytest.mark.parametrize("k", [0, 4])
 def test_streams_go_on_while_a_prompt_of_8000_tokens_is_read(k, flights):
@@ -223,11 +237,13 @@ class Audited(Simulator):
     st.integers(16, 80),
     st.integers(1, 3),
     st.sampled_from([0.0, 0.0, 0.3]),
+    st.sampled_from([None, 5, 100]),
 )
 def test_every_visit_ends_and_every_block_comes_back(
-    coming, blocks, block_size, slots, tokens, flights, forming
+    coming, blocks, block_size, slots, tokens, flights, forming, far
 ):
-    limits = Limits(max(tokens, 2 * slots), blocks * block_size, flights, forming=forming)
+    length = blocks * block_size
+    limits = Limits(max(tokens, 2 * slots), length, flights, forming=forming, far=far)
     play_out(coming, Ledger(blocks, block_size, slots), limits)
 
 

@@ -148,7 +148,7 @@ def test_every_option_of_the_planner_makes_a_difference_that_a_replay_finds():
     }
     for name, (kind, field) in striken.items():
         assert any(not same(strike(records, kind, field, name)) for records in some), name
-    limits = {"flights": 7, "caching": False, "step_tokens": 9, "forming": 0.5}
+    limits = {"flights": 7, "caching": False, "step_tokens": 9, "forming": 0.5, "far": 3}
     for name in limits:
         assert any(
             not same([changed(it, name, limits[name]) for it in records]) for records in some
