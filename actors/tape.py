@@ -26,6 +26,10 @@ _LENGTH = 4
 _PIECE = 1 << 20
 
 
+FIRST_BYTE = b"x"
+"""Of every tape: a zlib stream of the usual window."""
+
+
 class TapeError(OSError):
     """A file that cannot be written or is no tape: one sentence that names it."""
 

@@ -1,9 +1,8 @@
-"""What was asked before, read from a log: the lengths of prompts and answers.
+"""What was asked before, read from a log or a recording: the lengths of prompts and answers.
 
 Called at start where the block size is "auto", and by `paceline plan` and `paceline tune`. A file
 holds JSON lines: a server's own log, of which the "request" lines count, or any lines with
-`prompt_tokens` and `completion_tokens`. Other kinds of file are for `read_lengths` to tell apart:
-whoever calls it wants lengths, not lines.
+`prompt_tokens` and `completion_tokens`. Or it is a recording of the scheduler.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from pathlib import Path
 import msgspec
 
 from ..kv.block_size import Kept, Lengths, compare, percentile, recommend
+from .recording import Ended, Record, usage_of
 from .settings import DEFAULT_BLOCK, Settings
 from .sources import SettingsError
+from .tape import FIRST_BYTE, TapeError, read
 
 
 class _Line(msgspec.Struct):
@@ -35,13 +36,17 @@ def read_lengths(path: Path) -> list[Lengths]:
     """
     path = path.expanduser()
     try:
-        lengths = list(_in_lines(path))
+        with path.open("rb") as file:
+            recorded = file.read(1) == FIRST_BYTE
+        lengths = list(_in_recording(path) if recorded else _in_lines(path))
+    except TapeError as error:
+        raise SettingsError(f"traffic: {error}") from None
     except OSError as error:
         raise SettingsError(f"cannot read traffic {path}: {error.strerror}") from None
     if not lengths:
         raise SettingsError(
-            f'traffic {path} holds no request: neither "request" lines of a log nor lines with '
-            f"prompt_tokens and completion_tokens"
+            f'traffic {path} holds no request: neither "request" lines of a log, nor lines with '
+            f"prompt_tokens and completion_tokens, nor is it a recording with any"
         )
     return lengths
 
@@ -62,6 +67,14 @@ def block_size(settings: Settings, lengths: Sequence[Lengths], kept: Kept) -> in
     if settings.block_size != "auto":
         return settings.block_size
     return recommend(compare(lengths, kept)) if lengths else DEFAULT_BLOCK
+
+
+def _in_recording(path: Path) -> Iterator[Lengths]:
+    """Those of sequences that have ended by themselves: others might have gone on."""
+    for record in read(path, Record):
+        if isinstance(record, Ended) and record.reason in ("stop", "length"):
+            usage = usage_of(record)
+            yield usage.prompt_tokens, usage.completion_tokens
 
 
 def _in_lines(path: Path) -> Iterator[Lengths]:

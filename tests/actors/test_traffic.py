@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from paceline.actors import tape
+from paceline.actors.recording import Ended, Record
 from paceline.actors.settings import Settings
 from paceline.actors.sources import SettingsError
 from paceline.actors.traffic import block_size, known_lengths, read_lengths, typical
@@ -35,6 +37,26 @@ def test_request_lines_of_a_log_count_and_others_do_not(tmp_path):
         '{"event":"draining","prompt_tokens":1,"completion_tokens":1}',
     )
     assert read_lengths(path) == [(7, 3)]
+
+
+def test_a_recording_counts_and_what_was_cancelled_in_it_does_not():
+    path = Path(__file__).parents[1] / "recordings" / "soak.msgpack"
+    ended = [it for it in tape.read(path, Record) if isinstance(it, Ended)]
+    lengths = read_lengths(path)
+    whole = [it for it in ended if it.reason in ("stop", "length")]
+    assert 0 < len(whole) < len(ended)
+    assert len(lengths) == len(whole)
+    assert all(prompt > 0 for prompt, _ in lengths)
+    assert sum(output for _, output in lengths) <= sum(
+        it.usage["completion_tokens"] for it in whole
+    )
+
+
+def test_a_damaged_recording_is_refused(tmp_path):
+    path = tmp_path / "cut"
+    path.write_bytes(tape.FIRST_BYTE + b"nothing of a tape")
+    with pytest.raises(SettingsError, match=r"traffic: .*cut is not a recording"):
+        read_lengths(path)
 
 
 def test_plain_lines_count(tmp_path):
