@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.layer_kv import LayerKv
+from ..kernels.native.library import Workspace
 from ..kernels.native.tiles import fits, outputs_of
 from ..kernels.norm_rope import rms_norm
 from .batch import Batch
@@ -63,11 +64,9 @@ class NativeDecoder:
         """checkpoint: emptied on the way. folder: where the compiled kernels are kept. Raises
         kernels.native.build.Unavailable where there are none."""
         self.config = config
-        self.threads, self.folder = threads, folder
+        self.space = Workspace(folder, threads)
         tensors, packed = checkpoint.tensors, checkpoint.packed
-        layers = self._layers = NativeLayers(
-            config, tensors, packed.pop, threads=threads, folder=folder
-        )
+        layers = self._layers = NativeLayers(config, tensors, packed.pop, self.space)
         embedding = tensors.pop(MODEL_EMBEDDING, None)
         self._embedding = None if embedding is None else layers.keep(embedding.to(self.dtype))
         self._output = layers.product([MODEL_EMBEDDING if config.tie_head else OUTPUT])

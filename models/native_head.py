@@ -51,9 +51,7 @@ class NativeHead:
         def quantised(name: str) -> PackedMatrix:
             return quantise(tensors.pop(name), BITS)
 
-        layers = self._layers = NativeLayers(
-            config, tensors, quantised, threads=target.threads, folder=target.folder
-        )
+        layers = self._layers = NativeLayers(config, tensors, quantised, target.space)
         own = tensors.pop(EMBEDDING, None)
         self._own_embedding = None if own is None else layers.keep(own.to(self.dtype))
         self._fc = layers.product(["fc.weight"])

@@ -7,7 +7,6 @@ keys and values in bf16.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -56,10 +55,11 @@ class Product:
 
 
 class NativeLayers:
-    """A workspace, layers of one shape, and what else is made of the same checkpoint.
+    """Layers of one shape, and what else is made of the same checkpoint.
 
     tensors: a checkpoint's, taken out as they are used. take_packed: gives a matrix of it by name,
-    and forgets it. nbytes: what all that was taken occupies.
+    and forgets it. space: where they are computed; a draft shares its target's, as the threads of
+    another would be in the way. nbytes: what all that was taken occupies.
     """
 
     def __init__(
@@ -67,15 +67,13 @@ class NativeLayers:
         config: Sizes,
         tensors: dict[str, Tensor],
         take_packed: Callable[[str], PackedMatrix],
-        *,
-        threads: int,
-        folder: Path,
+        space: Workspace,
     ) -> None:
         self.nbytes = 0
         self._config = config
         self._tensors = tensors
         self._take_packed = take_packed
-        self._space = Workspace(folder, threads)
+        self._space = space
         self._kept: list[Tensor] = []
         self._layers: list[Layer] = []
         self._caches: Sequence[LayerKv] = ()
