@@ -141,8 +141,13 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     wish = wish_of(settings, length, foreseen, lengths)
     # with no more positions than are served, which is what longrope goes by
     served = replace(config, max_position=length)
-    folder = native_folder(settings)
-    target = place(served, checkpoint, device=device, dtype=dtype, folder=folder)
+    target = place(
+        served, checkpoint, device=device, dtype=dtype,
+        threads=torch.get_num_threads(), folder=native_folder(settings),
+    )  # fmt: skip
+    if mode != "none":
+        # Its team would spin beside the kernels' own, for the little that is left to torch.
+        torch.set_num_threads(1)
     placed = draft(target) if draft else None
     weight_bytes = target.weight_bytes + (placed.weight_bytes if placed else 0)
     machine = machine_of(settings, kind_of(device), held=weight_bytes)
@@ -165,12 +170,12 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         "suffix": SuffixDrafter(settings.suffix_memory),
     }
     if placed is not None and foreseen.draft is not None:
-        draft_kv = room_for(foreseen.draft.kv)
+        own_kv = room_for(foreseen.draft.kv)
         rows = FREE_ROWS[device.type] if mode == "none" else NATIVE_ROWS
         pace = ModelPace(settings.num_speculative_tokens or MODEL_K, rows)
-        drafter = placed.drafter(draft_kv, wish.block_size, pace)
+        drafter = placed.drafter(own_kv, wish.block_size, pace)
         drafters["draft"] = drafter
-        kv_bytes += draft_kv.nbytes + drafter.state_bytes
+        kv_bytes += own_kv.nbytes + drafter.state_bytes
     pair = ModelPair(
         target,
         kv,
@@ -181,6 +186,7 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         ends=frozenset(config.eos_ids),
         grammars=grammars,
     )
+    draft_kv = foreseen.draft.kv if foreseen.draft else None
     default_method = _default_method(settings, placed is not None)
     info = ServingInfo(
         model=settings.public_name,
@@ -197,9 +203,7 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         max_num_seqs=settings.max_num_seqs,
         kv_bytes=kv_bytes,
         weight_bytes=weight_bytes,
-        kv_dtype=format_names(
-            expected.dtype, foreseen.target.kv, foreseen.draft.kv if foreseen.draft else None
-        ),
+        kv_dtype=format_names(expected.dtype, foreseen.target.kv, draft_kv),
         exact=target.exact,
         forecast=expected,
     )

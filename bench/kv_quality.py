@@ -19,7 +19,6 @@ from itertools import product
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from ..actors.engine import Engine
@@ -44,6 +43,7 @@ from ..spec.plan import TokenLogprobs
 from .fixed_text import PROSE
 from .flags import read_flags
 from .perplexity import perplexity
+from .report import agreement, tell
 from .steps import TOPICS
 
 FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -111,13 +111,6 @@ def _row(name: str, auto: Answers, found: Answers, same: float) -> Row:
         identical=sum(a == b for a, b in pairs) / len(pairs),
         perplexity=found.perplexity,
         bytes_per_token=found.bytes_per_token,
-    )
-
-
-def agreement(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens are the same before the first that is not."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
 
 
@@ -201,12 +194,7 @@ def main() -> int:
     if not 1 <= own["prompts"] <= len(ASKED):
         raise UsageError(f"--prompts must be between 1 and {len(ASKED)}, got {own['prompts']}")
     rows = asyncio.run(measure(settings, own["prompts"], own["tokens"]))
-    if own["json"]:
-        told = {"model": settings.public_name, "prompts": own["prompts"], "tokens": own["tokens"]}
-        print(msgspec.json.encode(told | {"formats": rows}).decode())
-    else:
-        title = f"{settings.public_name}, {own['prompts']} prompts, {own['tokens']} tokens at most"
-        Console(width=100).print(table_of(rows, title))
+    tell(own, settings, rows, table_of)
     return 0
 
 

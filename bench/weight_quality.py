@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
@@ -42,8 +41,8 @@ from ..spec.batch import Feed, assemble
 from .emulated import emulated
 from .fixed_text import TEXT
 from .flags import read_flags
-from .kv_quality import agreement
 from .perplexity import logits_of, logprobs_of, perplexity
+from .report import agreement, tell
 
 BLOCK = 64
 ROWS = ("bf16", "float32", *(f"{m}{i}" for m in ("file", "int8", "int4") for i in ("", "+int8")))
@@ -192,12 +191,7 @@ def main() -> int:
     source, codec = load(settings)
     rows = [row for row in own["rows"] if source.packed or not row.startswith("file")]
     found = measure(source, codec, rows, own["prompts"], own["tokens"])
-    if own["json"]:
-        told = {"model": settings.public_name, "prompts": own["prompts"], "tokens": own["tokens"]}
-        print(msgspec.json.encode(told | {"formats": found}).decode())
-    else:
-        title = f"{settings.public_name}, {own['prompts']} prompts, {own['tokens']} tokens at most"
-        Console(width=100).print(table_of(found, title))
+    tell(own, settings, found, table_of)
     return 0
 
 

@@ -104,15 +104,11 @@ def place(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    threads: int,
     folder: Path,
 ) -> Target:
-    """The decoder of a checkpoint, which is emptied on the way. Raises ModelError."""
+    """The decoder of a checkpoint, which is emptied on the way. threads, folder: of the native
+    kernels, for weights in few bits. Raises ModelError."""
     if not checkpoint.packed:
         return Decoder(config, checkpoint.tensors, device=device, dtype=dtype)
-    try:
-        made = NativeDecoder(config, checkpoint, threads=torch.get_num_threads(), folder=folder)
-    except build.Unavailable as error:
-        raise ModelError(f"weights in few bits: {error}") from error
-    # torch's own team would spin beside the kernels', for the little that is left to it.
-    torch.set_num_threads(1)
-    return made
+    return NativeDecoder(config, checkpoint, threads=threads, folder=folder)

@@ -34,13 +34,9 @@ class Unavailable(RuntimeError):
 
 
 def obstacle(folder: Path) -> str | None:
-    """Why `load` would raise, as far as can be told without compiling; None if it seems fine."""
-    lacking = NEEDED - cpu_flags()
-    if platform.machine() not in ("x86_64", "AMD64") or lacking:
-        return f"this CPU lacks {', '.join(sorted(lacking)) or 'x86-64'}"
+    """Why `load` raises, in a sentence; None if it does not. Compiles, like it, the first time."""
     try:
-        if not _path(folder).is_file():
-            compiler()
+        load(folder)
     except Unavailable as error:
         return str(error)
     return None
@@ -48,9 +44,10 @@ def obstacle(folder: Path) -> str | None:
 
 def load(folder: Path) -> ctypes.CDLL:
     """The library, compiled into `folder` unless it lies there. Raises Unavailable."""
-    reason, path = obstacle(folder), _path(folder)
-    if reason is not None:
-        raise Unavailable(reason)
+    lacking = NEEDED - cpu_flags()
+    if platform.machine() not in ("x86_64", "AMD64") or lacking:
+        raise Unavailable(f"this CPU lacks {', '.join(sorted(lacking)) or 'x86-64'}")
+    path = _path(folder)
     try:
         if not path.is_file():
             _compile(path)

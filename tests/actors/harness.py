@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
 from paceline.actors.messages import Admit, Usage, Verdict
-from paceline.actors.planner import Limits, Planner
+from paceline.actors.planner import STEP_FAILED, Limits, Planner
 from paceline.actors.sequence import Sequence
 from paceline.kv.ledger import Ledger
 from paceline.spec.judge import Bounds, Judge
 from paceline.spec.pacing import Pace
 from paceline.spec.params import Method, SamplingParams
 from paceline.spec.plan import StepFailed, StepPlan
-from support.scripted import END, ScriptedPair
+from support.scripted import END, ScriptedPair, expected
 
 ENDS = frozenset({END})
 
@@ -82,6 +83,38 @@ class Harness:
             self.reasons[seq.seq] = closed.reason
             self.errors[seq.seq] = closed.error
             self.usage[seq.seq] = seq.usage()
+
+    def play(
+        self, comings: dict[int, tuple[int, int | None, dict[str, object]]], rng: random.Random
+    ) -> None:
+        """Sequences come, some are cancelled, steps land when they like; then all comes to an end,
+        and every block back. comings: by sequence its tick, how many ticks later it is cancelled
+        (None: never), and what to `add`."""
+        for tick in range(90):
+            for seq, (arrival, cancel, asked) in comings.items():
+                if tick == arrival:
+                    self.add(seq, **asked)
+                if cancel is not None and tick == arrival + cancel:
+                    self.cancel(seq)
+            while self.launch():
+                pass
+            if self.air and rng.random() < 0.9:
+                self.land()
+        self.drain()
+        assert self.planner.idle
+        counts = self.ledger.counts()
+        assert counts["free"] + counts["cached"] == counts["total"]
+
+    def kept_its_word(self, seq: int, prompt: list[int], seed: int, max_tokens: int) -> None:
+        """The sequence was told what it must be, or the beginning of it where it was cancelled or
+        its step failed."""
+        want = expected(prompt, seed, max_tokens, ENDS)
+        if self.reasons[seq] in ("cancelled", "error"):
+            assert self.reasons[seq] == "cancelled" or self.errors[seq] == STEP_FAILED
+            assert self.answers[seq] == want[: len(self.answers[seq])]
+        else:
+            assert self.answers[seq] == want
+            assert self.reasons[seq] == ("length" if len(want) == max_tokens else "stop")
 
     def drain(self, steps: int = 5000) -> None:
         for _ in range(steps):

@@ -50,34 +50,16 @@ def test_any_schedule_gives_the_same_tokens_and_returns_every_block(
     limits = Limits(max(step_tokens, 2 * slots), length=blocks * block_size, flights=flights)
     h = Harness(blocks, block_size, slots, limits, fault=fault)
     capacity = blocks * block_size
-    plan = {}
+    comings = {}
     for seq, (prompt_len, max_tokens, k, rank, arrival, cancel) in enumerate(requests):
         prompt_len = min(prompt_len, capacity - 2)
         max_tokens = min(max_tokens, capacity - prompt_len)
         prompt = [rng.randrange(4, 97) for _ in range(prompt_len)]
-        plan[seq] = (prompt, rng.randrange(2**20), max_tokens, k, rank, arrival, cancel)
-    for tick in range(90):
-        for seq, (prompt, seed, max_tokens, k, rank, arrival, cancel) in plan.items():
-            if tick == arrival:
-                h.add(seq, prompt, seed, max_tokens, k, priority=rank)
-            if cancel is not None and tick == arrival + cancel:
-                h.cancel(seq)
-        while h.launch():
-            pass
-        if h.air and rng.random() < 0.9:
-            h.land()
-    h.drain()
-    assert h.planner.idle
-    counts = h.ledger.counts()
-    assert counts["free"] + counts["cached"] == counts["total"]
-    for seq, (prompt, seed, max_tokens, *_rest) in plan.items():
-        want = expected(prompt, seed, max_tokens, ENDS)
-        if h.reasons[seq] in ("cancelled", "error"):
-            assert h.reasons[seq] == "cancelled" or h.errors[seq] == STEP_FAILED
-            assert h.answers[seq] == want[: len(h.answers[seq])]
-        else:
-            assert h.answers[seq] == want
-            assert h.reasons[seq] == ("length" if len(want) == max_tokens else "stop")
+        asked = {"prompt": prompt, "seed": rng.randrange(2**20), "max_tokens": max_tokens}
+        comings[seq] = (arrival, cancel, asked | {"k": k, "priority": rank})
+    h.play(comings, rng)
+    for seq, (_, _, asked) in comings.items():
+        h.kept_its_word(seq, asked["prompt"], asked["seed"], asked["max_tokens"])
 
 
 def test_a_pool_with_room_for_two_of_four_finishes_all_four():

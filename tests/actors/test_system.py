@@ -209,7 +209,10 @@ async def test_blocks_are_given_back_where_all_layers_of_all_models_have_a_windo
     for draft, window in wanted.items():
         found = await parts(target, draft, **small)
         assert found.limits.window == window, draft
+        assert found.limits.far is None  # no token looks further back than another
         held = found.info.blocks * found.info.block_size
         assert held < POSITIONS
         assert found.admission.pool_tokens == (POSITIONS if draft == "none" else held)
-    assert (await parts(mixed, "none")).limits.window is None
+    unlike = (await parts(mixed, "none")).limits
+    assert unlike.window is None
+    assert unlike.far is not None

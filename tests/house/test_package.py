@@ -55,6 +55,20 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     assert {name.removeprefix("paceline/") for name in names} == shipped(copy)
 
 
+def test_nothing_strays_into_the_tree(house):
+    """What git keeps, it keeps for ever: a binary must be one that is known here."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=house.root, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("this is no git checkout")
+    known = {"models/demo_draft/model.safetensors", "tests/recordings/soak.msgpack"}
+    paths = [house.root / name for name in filter(None, listed.stdout.split("\0"))]
+    binary = {it for it in paths if it.is_file() and b"\0" in it.read_bytes()[:8192]}
+    assert {path.relative_to(house.root).as_posix() for path in binary} <= known
+    assert not [it for it in paths if it.is_file() and it.stat().st_size > 2**20 * 11]
+
+
 def test_the_source_archive_can_build_the_package(built):
     copy, out = built
     with tarfile.open(next(out.glob("*.tar.gz"))) as archive:

@@ -21,6 +21,7 @@ from paceline.models.head import OUTPUT, Head, load_head_tensors, output_matrix
 from paceline.models.head_config import load_head_config
 from paceline.models.native import NativeDecoder
 from paceline.models.native_head import NativeHead
+from paceline.models.packed_file import PACKED, write_packed
 from paceline.models.target import place, weights_of
 from paceline.models.weights import load_weights
 from paceline.spec.batch import Feed, assemble
@@ -177,9 +178,8 @@ def test_what_is_not_in_few_bits_stays_as_it_is_unless_told_otherwise(tmp_path):
     config = load_config(directory)
     for mode, kind in (("none", Decoder), ("int4", NativeDecoder)):
         checkpoint = load_checkpoint(directory, config, mode)
-        made = place(
-            config, checkpoint, device=torch.device("cpu"), dtype=torch.bfloat16, folder=FOLDER
-        )
+        how = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "folder": FOLDER}
+        made = place(config, checkpoint, threads=1, **how)
         assert isinstance(made, kind)
 
 
@@ -212,6 +212,28 @@ def test_models_that_the_kernels_do_not_compute(family, sizes, why, tmp_path):
     directory = save_tiny(tmp_path, family, **sizes)
     with pytest.raises(ModelError, match=f"quantization int4: .*{why}"):
         choose(directory, "int4")
+
+
+def packed_on_disk(tmp_path: Path) -> Path:
+    """A model whose file holds all that is multiplied in few bits."""
+    directory = saved(tmp_path)
+    config = load_config(directory)
+    packed = load_checkpoint(directory, config, "int8").packed
+    kinds = {name: (matrix.bits, matrix.shape) for name, matrix in packed.items()}
+    write_packed(directory / PACKED, kinds, lambda name: [packed[name]])
+    return directory
+
+
+@needed
+def test_what_is_in_few_bits_takes_the_usual_way_where_nothing_can_be_compiled(
+    tmp_path, monkeypatch
+):
+    directory = packed_on_disk(tmp_path)
+    assert choose(directory, "auto") == "auto"
+    monkeypatch.setenv("CC", "false")  # a compiler that is there, and fails
+    assert choose(directory, "auto", folder=tmp_path / "other") == "none"
+    with pytest.raises(ModelError, match="false cannot compile the native kernels"):
+        choose(directory, "int8", folder=tmp_path / "other")
 
 
 def test_no_kernels_here(tmp_path, monkeypatch):
