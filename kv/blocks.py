@@ -39,8 +39,8 @@ class BlockPool:
     and, where storage is committed lazily, the pool never touches more of it than its highest
     use needed. Blocks that were never used lie below, lowest id on top, and what is freed
     together is handed out again in the same order. Only when the free list is short are cached
-    blocks evicted (see `prefix`). Taking and freeing cost O(blocks moved), and
-    the same calls in the same order give the same ids.
+    blocks evicted (see `prefix`). Taking and freeing cost O(blocks moved), and the same calls in
+    the same order give the same ids.
     """
 
     __slots__ = ("fences", "free_list", "prefixes", "refs", "states", "tally", "total")
