@@ -13,6 +13,12 @@ import msgspec
 from .params import Method, SamplingParams
 
 Source = Literal["plain", "accepted", "recovered", "bonus"]
+Guesser = Literal["ngram", "suffix", "draft", "grammar"]
+Undrafted = Literal["off", "first", "end", "room", "nothing", "unlikely", "load", "sick"]
+"""Why a row that samples has no draft: its request wants none, or nobody here drafts for it · it
+brings the sequence's first token · one token is left to be kept · the step or the pool has no room
+· a look-up found nothing · guesses hold too seldom · so many streams share the step that guesses
+which hold as often as these cost more than they bring · the draft's numbers were not finite."""
 FailureKind = Literal["step", "memory", "device"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -80,6 +86,8 @@ class RowDone(msgspec.Struct, frozen=True):
     tokens is empty for a row that did not sample. `drafted` counts the draft tokens that were
     verified, `accepted` those that held. `error` says why this row alone has no result
     (for example logits that are not finite); its sequence is to be ended.
+
+    guesser: who made the draft, if there is one; undrafted: else, of a row that sampled, why not.
     """
 
     seq: int
@@ -89,6 +97,8 @@ class RowDone(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    guesser: Guesser | None = None
+    undrafted: Undrafted | None = None
 
 
 class RowVerdict(msgspec.Struct, frozen=True):
@@ -127,12 +137,29 @@ class StepTimes(msgspec.Struct, frozen=True):
     finish: float = 0.0
 
 
+class Pacing(msgspec.Struct, frozen=True):
+    """What speculation was worth in a step with rows that sample; seconds by the pacer's model of
+    costs, scaled to what the step took.
+
+    guesses: that a model was to make for a row, at most; 0 where it made none. verify: the part of
+    forward and sample that the drafts' rows took. rejected: the part of that for drafts that did
+    not hold. plain: what the same tokens would have taken without speculation, draft and gaps
+    between steps left out.
+    """
+
+    guesses: int = 0
+    verify: float = 0.0
+    rejected: float = 0.0
+    plain: float = 0.0
+
+
 class StepDone(msgspec.Struct, frozen=True, tag=True):
-    """A landed step, rows in the order of its plan."""
+    """A landed step, rows in the order of its plan. pacing: of steps with rows that sample."""
 
     step: int
     rows: tuple[RowDone, ...]
     times: StepTimes = StepTimes()
+    pacing: Pacing | None = None
 
 
 class StepFailed(msgspec.Struct, frozen=True, tag=True):
