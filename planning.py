@@ -82,7 +82,7 @@ def foresee(
     that does not fit, and for a GPU that is neither here nor described.
     """
     from .actors import machine as machines
-    from .actors import system
+    from .actors import wanted
     from .actors.forecast import forecast, wish_of
     from .kv.block_size import Kept
     from .models.config import load_config
@@ -99,18 +99,18 @@ def foresee(
     found = footprint(
         directory,
         config,
-        system.draft_directory(settings),
+        wanted.draft_directory(settings),
         dtype=machines.dtype_of(settings),
         device=kind,
         step_tokens=settings.batched_tokens(kind),
-        formats=system.formats_of(settings),
-        weights=system.quantization_of(settings, directory, config, kind),
+        formats=wanted.formats_of(settings),
+        weights=wanted.quantization_of(settings, directory, config, kind),
     )
-    wish = wish_of(settings, system.length_of(settings, directory, config), found, lengths)
+    wish = wish_of(settings, wanted.length_of(settings, directory, config), found, lengths)
     machine = machines.machine_of(settings, kind, memory)
     try:
         known = forecast(
-            system.subject_of(settings, given=memory is not None), machine, found, wish, lengths
+            wanted.subject_of(settings, given=memory is not None), machine, found, wish, lengths
         )
     except ValueError as error:
         raise ModelError(str(error)) from None

@@ -18,16 +18,15 @@ from pathlib import Path
 import torch
 
 from ..kv.budget import pool_size
-from ..kv.capacity import KvFormats, KvShape, format_names
+from ..kv.capacity import KvShape, format_names
 from ..kv.tensors import KvStore, allocate
 from ..kv.window import pool_tokens
-from ..models.cache import default_cache_dir
-from ..models.checkpoint import PackedWeights, load_checkpoint
-from ..models.config import ModelConfig, load_config, widest
+from ..models.checkpoint import load_checkpoint
+from ..models.config import load_config, widest
 from ..models.errors import ModelError
 from ..models.progress import Progress, silent
-from ..models.source import companion, resolve
-from ..models.target import place, weights_of
+from ..models.source import resolve
+from ..models.target import place
 from ..models.tokenizer import TextCodec
 from ..spec.drafter import Drafter
 from ..spec.drafts import Origin, load_draft
@@ -35,19 +34,31 @@ from ..spec.failure import classify
 from ..spec.footprint import far_positions, footprint
 from ..spec.grammar import Grammars
 from ..spec.ngram import NgramDrafter
-from ..spec.pacing import DEFAULT_K, FREE_ROWS, MODEL_K, NATIVE_ROWS, ModelPace
+from ..spec.pacing import MODEL_K, Pacer
 from ..spec.pair import ModelPair
 from ..spec.params import Method
+from ..spec.rehearsal import rehearse
 from ..spec.suffix import SuffixDrafter
 from .admission import AdmissionLimits
 from .engine import ServingInfo
-from .forecast import Subject, forecast, wish_of
+from .forecast import forecast, wish_of
 from .machine import device_of, dtype_of, kind_of, machine_of
 from .planner import Limits
 from .settings import Settings
 from .supervisor import Parts
 from .tape import Tape
 from .traffic import known_lengths
+from .wanted import (
+    default_method_of,
+    draft_directory,
+    draft_lengths,
+    draft_name,
+    formats_of,
+    length_of,
+    native_folder,
+    quantization_of,
+    subject_of,
+)
 
 
 async def load(settings: Settings, progress: Progress = silent) -> Parts:
@@ -98,7 +109,7 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
             vocab_size=built.vocab_size,
             methods=info.methods,
             default_method=info.default_method,
-            k=_draft_lengths(settings),
+            k=draft_lengths(settings),
         ),
         audit_every=settings.audit_every,
         tape=tape,
@@ -171,11 +182,13 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     }
     if placed is not None and foreseen.draft is not None:
         own_kv = room_for(foreseen.draft.kv)
-        rows = FREE_ROWS[device.type] if mode == "none" else NATIVE_ROWS
-        pace = ModelPace(settings.num_speculative_tokens or MODEL_K, rows)
-        drafter = placed.drafter(own_kv, wish.block_size, pace)
+        drafter = placed.drafter(own_kv, wish.block_size)
         drafters["draft"] = drafter
         kv_bytes += own_kv.nbytes + drafter.state_bytes
+    costs = rehearse(
+        target, kv, drafters.get("draft"),
+        streams=settings.max_num_seqs, block_size=wish.block_size,
+    )  # fmt: skip
     pair = ModelPair(
         target,
         kv,
@@ -185,9 +198,10 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         block_size=wish.block_size,
         ends=frozenset(config.eos_ids),
         grammars=grammars,
+        pacer=Pacer(costs, settings.num_speculative_tokens or MODEL_K),
     )
     draft_kv = foreseen.draft.kv if foreseen.draft else None
-    default_method = _default_method(settings, placed is not None)
+    default_method = default_method_of(settings, placed is not None)
     info = ServingInfo(
         model=settings.public_name,
         created=int(time.time()),
@@ -197,7 +211,7 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
         dtype=expected.dtype,
         methods=tuple(drafters),
         default_method=default_method,
-        default_k=_draft_lengths(settings)[default_method] if default_method else 0,
+        default_k=draft_lengths(settings)[default_method] if default_method else 0,
         blocks=blocks,
         block_size=wish.block_size,
         max_num_seqs=settings.max_num_seqs,
@@ -216,75 +230,6 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
 
 def _as_stage(name: str, progress: Progress) -> Progress:
     return lambda _, done, total: progress(name, done, total)
-
-
-def subject_of(settings: Settings, *, given: bool = False) -> Subject:
-    """What a forecast of these settings is of. given: whether the memory was said, not found."""
-    draft = draft_name(settings)
-    return Subject(
-        settings.public_name,
-        draft,
-        str(dtype_of(settings)).removeprefix("torch."),
-        "given" if given else "found on this machine",
-        (settings.num_speculative_tokens or MODEL_K) if draft else 0,
-    )
-
-
-def draft_name(settings: Settings) -> str | None:
-    """The draft to look for: what the settings say, or what comes with the model."""
-    if settings.draft != "auto":
-        return settings.draft
-    return companion(settings.model)
-
-
-def draft_directory(settings: Settings, progress: Progress = silent) -> Path | None:
-    name = draft_name(settings)
-    return None if name is None else resolve(name, settings.cache_dir, progress)
-
-
-def length_of(settings: Settings, directory: Path, config: ModelConfig) -> int:
-    """The longest sequence. ModelError where one is wanted that the model cannot follow."""
-    wanted, longest = settings.max_model_len, config.max_position
-    if wanted is not None and wanted > longest:
-        raise ModelError(f"max_model_len {wanted} exceeds the {longest} positions of {directory}")
-    return wanted or longest
-
-
-def native_folder(settings: Settings) -> Path:
-    """Where compiled kernels are kept."""
-    return (settings.cache_dir or default_cache_dir()) / "native"
-
-
-def quantization_of(
-    settings: Settings, directory: Path, config: ModelConfig, device: str
-) -> PackedWeights:
-    """The weights that the target gets. Raises ModelError where the settings ask for others."""
-    return weights_of(
-        directory, config, settings.quantization, device=device, dtype=dtype_of(settings),
-        plain_kv=settings.kv_dtype == "auto", folder=native_folder(settings),
-    )  # fmt: skip
-
-
-def formats_of(settings: Settings) -> KvFormats:
-    return KvFormats(settings.kv_dtype, settings.draft_kv_dtype, settings.kv_full_layers)
-
-
-def _default_method(settings: Settings, has_draft: bool) -> Method | None:
-    """Who drafts unless a request says otherwise. ModelError for a draft that is not there."""
-    if settings.speculative_method == "draft" and not has_draft:
-        raise ModelError(f"no draft comes with {settings.model}: name one, or another method")
-    match settings.speculative_method:
-        case "off":
-            return None
-        case "auto":
-            return "draft" if has_draft else "suffix"
-        case method:
-            return method
-
-
-def _draft_lengths(settings: Settings) -> dict[Method, int]:
-    asked = settings.num_speculative_tokens
-    return DEFAULT_K if asked is None else dict.fromkeys(DEFAULT_K, asked)
 
 
 def _thread(name: str, initializer: Callable[[], None] | None = None) -> ThreadPoolExecutor:

@@ -123,8 +123,8 @@ class _Answer:
 
 
 class Asker:
-    """Sends requests to one server. Use it `async with`; `ask` never raises for what the server or
-    the connection did wrong: that is in the record."""
+    """Sends requests to one server, each over a connection of its own. Use it `async with`; `ask`
+    never raises for what the server or the connection did wrong: that is in the record."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -136,7 +136,8 @@ class Asker:
                 **({"Authorization": f"Bearer {key}"} if key else {}),
             },
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
-            connector=aiohttp.TCPConnector(limit=0),
+            # llama.cpp's server promises to keep a connection and closes it behind every stream
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
         )
 
     async def __aenter__(self) -> Asker:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
+from operator import mul
 from pathlib import Path
 
 import numpy as np
@@ -69,19 +70,15 @@ def replay(
             # The last token of a text is never drafted: a step yields one without.
             window = Window(slot, slot.known, min(k, end - slot.known - 1))
             start = time.perf_counter()
-            if isinstance(drafter, SuffixDrafter):
-                guess = drafter.guess(window)
-                guesses, promise = guess.tokens, guess.promise
-            else:
-                [guesses], promise = drafter.propose([window]), 0.0
+            guess = drafter.guess(window)
             tally.seconds += time.perf_counter() - start
-            truth = tokens[slot.known : slot.known + len(guesses)]
-            wrong = np.flatnonzero(np.array(guesses) != np.array(truth))
-            held = int(wrong[0]) if wrong.size else len(guesses)
+            truth = tokens[slot.known : slot.known + len(guess.tokens)]
+            wrong = np.flatnonzero(np.array(guess.tokens) != np.array(truth))
+            held = int(wrong[0]) if wrong.size else len(guess.tokens)
             tally.steps += 1
-            tally.drafted += len(guesses)
+            tally.drafted += len(guess.tokens)
             tally.held += held
-            tally.promised += promise
+            tally.promised += sum(accumulate(guess.claims or (), mul))
             slot.advance(held + 1, tokens[slot.known : slot.known + held + 1])
     return tally
 

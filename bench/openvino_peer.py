@@ -21,7 +21,7 @@ import numpy as np
 
 from ..actors.flags import Parser, UsageError
 from .machine import Cost
-from .points import Load, Point, Report
+from .points import Load, Point, Report, warn
 from .records import Record
 from .summary import summarise
 from .workloads import Ask, Wanted, make
@@ -48,13 +48,16 @@ class Engine(Protocol):
 class _Open:
     """A request under way."""
 
-    def __init__(self, due: float) -> None:
+    def __init__(self, due: float, wanted: int) -> None:
         self.due = due
+        self.wanted = wanted
         self.prompt_tokens = 0
         self.times: list[float] = []
         self.sizes: list[int] = []
 
     def record(self, number: int, ended: float) -> Record:
+        tokens = sum(self.sizes)
+        short = tokens < self.wanted  # of a server we would hear why
         return Record(
             number=number,
             due=self.due,
@@ -63,23 +66,26 @@ class _Open:
             times=self.times,
             sizes=self.sizes,
             prompt_tokens=self.prompt_tokens,
-            tokens=sum(self.sizes),
-            finish="length",
+            tokens=tokens,
+            finish=None if short else "length",
             steps=len(self.times),
+            error="cut" if short else None,
+            message=f"it ended after {tokens} of {self.wanted} tokens" if short else "",
         )
 
 
 def drive(
     engine: Engine, asks: Sequence[Ask], width: int, clock: Callable[[], float]
 ) -> list[Record]:
-    """Keep `width` requests under way until all have ended. Sizes of the records are tokens."""
+    """Keep `width` requests under way until all have ended. Sizes of the records are tokens. An
+    answer is of fixed length: one with fewer tokens than were asked for is recorded as cut."""
     waiting = deque(enumerate(asks))
     under_way: dict[int, _Open] = {}
     records = []
     while waiting or under_way:
         while waiting and len(under_way) < width:
             number, ask = waiting.popleft()
-            under_way[number] = _Open(clock())
+            under_way[number] = _Open(clock(), ask.max_tokens)
             under_way[number].prompt_tokens = engine.add(number, ask)
         for number, count, ended in engine.step():
             now = clock()
@@ -149,12 +155,13 @@ def measure(engine: Engine, asks: Sequence[Ask], width: int, workload: str) -> P
     passed = time.perf_counter() - begun
     cores = (time.process_time() - spent) / passed
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    load, summary = Load(kind="closed", concurrency=width), summarise(records, width=width)
     return Point(
-        load=Load(kind="closed", concurrency=width),
+        load=load,
         workload=workload,
-        summary=summarise(records, width=width),
+        summary=summary,
         server=Cost(cores, peak),
-        warnings=["in process, without HTTP"],
+        warnings=["in process, without HTTP", *warn(summary, records, load, None, Cost(0.0, 0))],
     )
 
 

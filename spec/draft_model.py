@@ -14,7 +14,6 @@ from ..models.decoder import Decoder
 from .batch import Feed, assemble
 from .drafter import Window
 from .model_drafter import ModelDrafter
-from .pacing import EAGER, ModelPace
 from .slots import Slot
 
 
@@ -49,10 +48,9 @@ class DraftModel(ModelDrafter):
         kv: KvStore,
         block_size: int,
         vocab_size: int,
-        pace: ModelPace = EAGER,
     ) -> None:
         ids = torch.arange(min(vocab_size, decoder.config.vocab_size), device=decoder.device)
-        super().__init__(kv, block_size, ids, vocab_size, pace)
+        super().__init__(kv, block_size, ids, vocab_size)
         self._decoder = decoder
         self._progress: dict[int, _Progress] = {}
 

@@ -16,6 +16,8 @@ from .slots import Slot
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .occurrences import Guess
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -24,13 +26,15 @@ class Window:
     The slot's block table has room for `upto + k` tokens. odds: None where guesses should be what
     the target is going to choose. Otherwise rejection sampling will judge them: a drafter that
     draws them at random then draws from noise of its own and appends the distribution [V] float32
-    of each to the list; guesses without one count as certain.
+    of each to the list; guesses without one count as certain. least: a look-up need not offer what
+    is less likely to be reached and to hold.
     """
 
     slot: Slot
     upto: int
     k: int
     odds: list[Tensor] | None = None
+    least: float = 0.0
 
 
 class Drafter(Protocol):
@@ -49,6 +53,29 @@ class Drafter(Protocol):
         drafter is as fit for the next call as before. What it writes into the slot's blocks must
         be finite: whoever gets a block next reads what stands in it, if only to weigh it by zero.
         """
+        ...
+
+
+@runtime_checkable
+class LookUp(Protocol):
+    """A drafter that looks guesses up in texts: that costs next to nothing, and how likely they are
+    to hold differs from one to the next."""
+
+    def open(self, slot: Slot) -> None:
+        """As a Drafter's."""
+        ...
+
+    def guess(self, window: Window) -> Guess:
+        """At most `k` guesses, with what they claim; without claims where it cannot tell."""
+        ...
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A drafter that has to know a sequence's tokens before it can go on from them."""
+
+    def lag(self, slot: Slot) -> int | None:
+        """How many it would have to catch up with first; None where it guesses no more."""
         ...
 
 

@@ -32,19 +32,18 @@ from .draft_model import DraftModel
 from .footprint import head_kv_shape, kv_shape
 from .head import AnyHead, HeadDrafter
 from .model_drafter import ModelDrafter
-from .pacing import ModelPace
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedDraft:
     """A draft beside its target. kv: what it keeps of a token. window: how far back any of its
     layers looks at most; None: one sees everything. drafter: makes the drafter of the storage that
-    `kv` asks for, the tokens per block, and how far to guess."""
+    `kv` asks for and the tokens per block."""
 
     kv: KvShape
     weight_bytes: int
     window: int | None
-    drafter: Callable[[KvStore, int, ModelPace], ModelDrafter]
+    drafter: Callable[[KvStore, int], ModelDrafter]
 
 
 Draft = Callable[[Target], PlacedDraft]
@@ -135,8 +134,8 @@ def _model_draft(config: ModelConfig, tensors: dict[str, Tensor]) -> Draft:
         far = replace(config, max_position=target.config.max_position)
         own = Decoder(far, tensors, device=target.device, dtype=target.dtype)
 
-        def drafter(kv: KvStore, block_size: int, pace: ModelPace) -> ModelDrafter:
-            return DraftModel(own, kv, block_size, target.config.vocab_size, pace)
+        def drafter(kv: KvStore, block_size: int) -> ModelDrafter:
+            return DraftModel(own, kv, block_size, target.config.vocab_size)
 
         return PlacedDraft(kv_shape(config, target.dtype), own.weight_bytes, config.window, drafter)
 

@@ -21,7 +21,6 @@ from ..models.native_head import NativeHead
 from .batch import Feed, assemble
 from .drafter import Window
 from .model_drafter import ModelDrafter
-from .pacing import EAGER, ModelPace
 from .slots import Slot
 
 AnyHead = Head | NativeHead
@@ -50,10 +49,8 @@ class _Progress:
 class HeadDrafter(ModelDrafter):
     """Drafts with `head`, whose KV has as many blocks as the target's."""
 
-    def __init__(
-        self, head: AnyHead, kv: KvStore, block_size: int, pace: ModelPace = EAGER
-    ) -> None:
-        super().__init__(kv, block_size, head.target_ids, head.config.vocab_size, pace)
+    def __init__(self, head: AnyHead, kv: KvStore, block_size: int) -> None:
+        super().__init__(kv, block_size, head.target_ids, head.config.vocab_size)
         self.taps = head.config.taps
         self._head = head
         self._progress: dict[int, _Progress] = {}

@@ -85,7 +85,7 @@ class Judge:
             drafted=row.drafted,
             accepted=row.accepted,
             finish=finish,
-            next_draft=state.pace.next_draft(state.remaining),
+            next_draft=state.pace.next_draft(state.remaining, row.wish),
             logprobs=row.logprobs[:kept],
             prompt_logprobs=row.prompt_logprobs,
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -20,7 +19,6 @@ from .batch import Feed
 from .candidates import guess
 from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
 from .drafter import Window
-from .pacing import ModelPace
 from .params import Method
 from .slots import Slot
 
@@ -41,23 +39,18 @@ class ModelDrafter(ABC):
         block_size: int,
         ids: Tensor,
         vocab_size: int,
-        pace: ModelPace,
     ) -> None:
-        """ids: the tokens [D] that it can guess, of the target's `vocab_size`. pace: how far it
-        guesses, unless a request says how far."""
+        """ids: the tokens [D] that it can guess, of the target's `vocab_size`."""
         self._kv = kv
         self._block_size = block_size
         self._ids = ids
         self._vocab_size = vocab_size
-        self._pace = pace
         self._sick: set[int] = set()
 
     def open(self, slot: Slot) -> None:
         self._sick.discard(slot.index)
 
     def propose(self, windows: Sequence[Window]) -> list[list[int]]:
-        limit = self._pace.limit(sum(1 for window in windows if window.k))
-        windows = [_limited(window, limit) for window in windows]
         drafts: list[list[int]] = [[] for _ in windows]
         healthy = [i for i, w in enumerate(windows) if w.slot.index not in self._sick]
         lags = {i: self._lag(windows[i]) for i in healthy}
@@ -125,11 +118,6 @@ class ModelDrafter(ABC):
         draft.clear()
         if window.odds is not None:
             window.odds.clear()
-
-
-def _limited(window: Window, limit: int) -> Window:
-    asked = window.slot.params.speculation.k
-    return window if asked is not None else replace(window, k=min(window.k, limit))
 
 
 def append_guesses(

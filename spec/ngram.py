@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .drafter import Window
+from .occurrences import Guess
 from .params import Method
 from .slots import Slot
 
@@ -73,9 +74,13 @@ class NgramDrafter:
         self._indexes[slot.index] = NgramIndex(self._longest, self._shortest)
 
     def propose(self, windows: Sequence[Window]) -> list[list[int]]:
-        return [self._propose(window) for window in windows]
+        return [self.guess(window).tokens for window in windows]
 
-    def _propose(self, window: Window) -> list[int]:
+    def guess(self, window: Window) -> Guess:
+        """The window's guesses, without claims."""
+        return Guess(self._find(window), None)
+
+    def _find(self, window: Window) -> list[int]:
         slot, upto = window.slot, window.upto
         index = self._indexes[slot.index]
         index.extend(slot.tokens[index.size : upto].tolist())

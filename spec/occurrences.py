@@ -25,7 +25,7 @@ VOTERS = 16
 DOUBT = 2.5
 """What speaks against a guess, in occurrences, times the length of the match. Measured on chats:
 what followed a lone occurrence of 1, 2, 4 tokens came again in 18, 41, 64 % of the cases, and what
-followed one of 16 or more in 92 %. `bench.lookups` sets what is promised beside what holds."""
+followed one of 16 or more in 92 %. `bench.lookups` sets what is claimed beside what holds."""
 
 DOUBT_OF_OTHERS = 6.0
 """The same where the occurrence is in another text, which is less of a sign."""
@@ -52,13 +52,14 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next. promise: how many of them are expected to hold."""
+    """Tokens that may come next. claims: how likely each is to hold if those before it do; None
+    where nothing is known of that."""
 
     tokens: list[int]
-    promise: float
+    claims: tuple[float, ...] | None
 
 
-NOTHING = Guess([], 0.0)
+NOTHING = Guess([], ())
 
 
 def find(text: Tokens, suffix: Tokens) -> Match:
@@ -103,17 +104,19 @@ def follow(text: Tokens, match: Match, k: int, doubt: float = DOUBT) -> Guess:
     rows = text.take(after[:, None] + np.arange(k), mode="clip").tolist()
     voters = list(zip((text.size - after).tolist(), rows, strict=True))
     guesses: list[int] = []
-    reached, promise = 1.0, 0.0
+    claims: list[float] = []
+    reached = 1.0
     for depth in range(k):
         says = [row[depth] if depth < left else guesses[depth - left] for left, row in voters]
         votes = dict.fromkeys(says, 0)
         for token in says:
             votes[token] += 1
         best = max(votes, key=votes.__getitem__)
-        reached *= votes[best] / (len(says) + doubt / (match.length + depth))
+        claim = votes[best] / (len(says) + doubt / (match.length + depth))
+        reached *= claim
         if best == END or reached < SURE:
             break
         guesses.append(best)
-        promise += reached
+        claims.append(claim)
         voters = [voter for voter, token in zip(voters, says, strict=True) if token == best]
-    return Guess(guesses, promise)
+    return Guess(guesses, tuple(claims))

@@ -1,58 +1,206 @@
-"""How far to draft: the sampler asks after every row, the scheduler plans with the answer.
+"""How far to draft, and who: the controller of speculation.
 
-Pure. A fixed length for now; this is the place of a controller that weighs what a draft token
-costs against what it is likely to bring.
+Every step is given the guesses that make the most tokens a second, by what steps cost (`costs`) and
+how likely guesses are to hold (`acceptance`); none where none pay. Pure: owned by the pair's
+`drafters`, in the launch thread, where the guesses of look-ups and the time that steps take are
+known. The sampler asks only for room (`Pace`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from .acceptance import Habit, Own, Record, Trust
+from .costs import Costs
+from .gain import Gain, offers_of
+from .lengths import REVIEW, Candidate, Lengths
 from .params import MAX_DRAFT, Method
+from .plan import Pacing, StepTimes, Undrafted
 
 DEFAULT_K: dict[Method, int] = {"ngram": 4, "suffix": 8, "draft": 8}
-"""Draft tokens a step when neither the request nor the server's settings say otherwise."""
+"""Draft tokens a step at most when neither the request nor the server's settings say otherwise."""
 
-
-@dataclass(slots=True, frozen=True)
-class ModelPace:
-    """How far a model drafts where the request does not say: further guesses of a sequence are room
-    for a look-up that stands in for the model.
-
-    most: guesses a step. rows: tokens that the target may check in one step for all streams
-    together, while that costs little more than one token each.
-    """
-
-    most: int = MAX_DRAFT
-    rows: int = 1 << 30
-
-    def limit(self, streams: int) -> int:
-        """Guesses for each of so many streams."""
-        return max(0, min(self.most, self.rows // max(1, streams) - 1))
-
-
-EAGER = ModelPace()
-"""As far as is asked."""
-
-MODEL_K = 3
-"""`ModelPace.most` unless the settings say otherwise."""
-
-FREE_ROWS = {"cpu": 16, "cuda": 256}
-"""`ModelPace.rows` by kind of device."""
-
-NATIVE_ROWS = 5
-"""The same for the native kernels, which have little else to do for a row than to multiply."""
+MODEL_K = 4
+"""Guesses of a model a step at most, unless the settings or a request that forces it say more."""
 
 
 @dataclass(slots=True, frozen=True)
 class Pace:
-    """One sequence's draft length: `k` tokens a step, 0 for a sequence that is never drafted."""
+    """One sequence's draft length: `k` tokens a step at most, 0 if it is never drafted."""
 
     k: int
 
-    def next_draft(self, remaining: int) -> int:
-        """Draft tokens for the next row when `remaining` tokens may still be kept.
+    def next_draft(self, remaining: int, wish: int = MAX_DRAFT) -> int:
+        """Draft tokens that the next row needs room for when `remaining` tokens may still be kept
+        and the pacer wishes for so many.
 
         A row yields one token beside its accepted drafts, so drafting the last one is waste.
         """
-        return max(0, min(self.k, remaining - 1))
+        return max(0, min(self.k, wish, remaining - 1))
+
+
+class Ask(NamedTuple):
+    """A sampling row that may have a draft of at most `most` tokens.
+
+    claims: of a look-up's guesses, the chance of each if those before it hold; None if they have no
+    chances to tell, and go by what became of others like them. looked_up: how many those are.
+    model: whether a model could guess for it; lag: tokens that this would have to catch up first.
+    """
+
+    slot: int
+    most: int
+    claims: tuple[float, ...] | None = ()
+    looked_up: int = 0
+    model: bool = False
+    lag: int = 0
+
+
+class Choice(NamedTuple):
+    """Guesses for an Ask: so many of the look-up's, or of the model. undrafted: why neither."""
+
+    looked_up: int = 0
+    model: int = 0
+    undrafted: Undrafted | None = None
+
+
+@dataclass(slots=True)
+class _LookedUp:
+    """What became of a sequence's look-ups: by place, for those without claims; and beside what
+    their claims let expect."""
+
+    own: Own = field(default_factory=Own)
+    trusted: Record = field(default_factory=Record)
+
+
+class Pacer:
+    """most: guesses of a model a step at most. streams, rows: see Gain."""
+
+    def __init__(self, costs: Costs, most: int = MODEL_K) -> None:
+        self.costs = costs
+        self._gain = Gain(costs)
+        self._lengths = Lengths(self._gain, most)
+        self._habit = Habit()
+        self._trust = Trust()
+        self._looked_up: dict[int, _LookedUp] = {}
+        self._worth: dict[tuple[int, int], int] = {}
+        self._steps = 0
+
+    def open(self, slot: int) -> None:
+        """The slot belongs to another sequence now."""
+        self._lengths.open(slot)
+        self._looked_up[slot] = _LookedUp()
+
+    # --- choosing ----------------------------------------------------------------------------
+
+    def worth(self, streams: int, rows: int = 0) -> int:
+        """The most guesses that a look-up could be right with, at this load: 0 if even sure ones
+        cost more than they bring. rows: where there are more than those that sample."""
+        known = self._worth.get((streams, rows))
+        if known is None:
+            known = self._worth[streams, rows] = self._gain.longest(streams, rows or streams)
+        return known
+
+    def least(self, streams: int, rows: int) -> float:
+        """Guesses of look-ups that are less likely to hold cost more than they bring."""
+        return self._gain.least(streams, rows)
+
+    def choose(self, asks: Sequence[Ask], streams: int, rows: int) -> list[Choice]:
+        """What each row is to have."""
+        looked = [self._chances(ask) for ask in asks]
+        lengths = self._model_lengths(asks, streams, rows)
+        guessed = [self._lengths.chances(a.slot, n) for a, n in zip(asks, lengths, strict=True)]
+        for i, own in enumerate(looked):
+            if sum(own) > sum(guessed[i]):
+                lengths[i], guessed[i] = 0, []
+            elif lengths[i]:
+                looked[i] = []
+        drafting = [_candidate(a) for a, n in zip(asks, lengths, strict=True) if n]
+        drafted = self._lengths.seconds(max(lengths, default=0), drafting)
+        held = sum(map(sum, guessed))
+        offers = offers_of(looked)
+        taken = self._gain.taken(offers, streams, rows, sum(lengths), held, drafted)
+        counts = [0] * len(asks)
+        for _, i in offers[:taken]:
+            counts[i] += 1
+        return [
+            Choice(count, length, None if count + length else self._reason(ask, own, streams))
+            for ask, own, count, length in zip(asks, looked, counts, lengths, strict=True)
+        ]
+
+    def _model_lengths(self, asks: Sequence[Ask], streams: int, rows: int) -> list[int]:
+        able = [i for i, ask in enumerate(asks) if ask.model]
+        lengths = [0] * len(asks)
+        if able:
+            chosen = self._lengths.choose([_candidate(asks[i]) for i in able], streams, rows)
+            for i, length in zip(able, chosen, strict=True):
+                lengths[i] = length
+        return lengths
+
+    def _chances(self, ask: Ask) -> list[float]:
+        """That a look-up's first guesses all hold."""
+        known = self._looked_up[ask.slot]
+        if ask.claims is None:
+            return known.own.chances(self._habit, min(ask.looked_up, ask.most))
+        return self._trust.chances(ask.claims[: ask.most], known.trusted)
+
+    def _reason(self, ask: Ask, looked: Sequence[float], streams: int) -> Undrafted:
+        """Why nothing is guessed: would it be, if the sequence ran alone?"""
+        if not self.worth(streams):
+            return "load"
+        if not looked and not ask.model:
+            return "nothing"
+        if streams == 1:
+            return "unlikely"
+        cost = self._lengths.seconds(1, [_candidate(ask)], 0.0)
+        alone = [self._gain.rate(1, 1, 1, looked[0], 0.0)] if looked else []
+        if ask.model:
+            alone.append(self._gain.rate(1, 1, 1, self._lengths.chances(ask.slot, 1)[0], cost))
+        return "load" if max(alone) > 1.0 else "unlikely"
+
+    # --- learning ----------------------------------------------------------------------------
+
+    def guessed(self, slot: int, drafted: int, accepted: int) -> None:
+        """Of a model's guesses the first `accepted` held."""
+        self._lengths.judged(slot, drafted, accepted)
+
+    def found(self, slot: int, claims: Sequence[float] | None, drafted: int, accepted: int) -> None:
+        """The same of `drafted` guesses of a look-up, with its claims as in its Ask."""
+        known = self._looked_up[slot]
+        if claims is None:
+            known.own.judged(self._habit, drafted, accepted)
+        else:
+            self._trust.judged(claims[:drafted], accepted, known.trusted)
+
+    def landed(
+        self,
+        streams: int,
+        rows: int,
+        guesses: int,
+        accepted: int,
+        times: StepTimes,
+        rounds: int = 0,
+    ) -> Pacing:
+        """A step has taken so long. rows: without the guesses that were verified in it. rounds: of
+        a model, before it."""
+        spent = times.prepare + times.forward + times.sample + times.finish
+        foreseen = self.costs.target(rows + guesses)
+        bare = self.costs.target(rows)
+        verify = (times.forward + times.sample) * (1 - bare / foreseen)
+        more = accepted * self.costs.target(streams) / streams
+        if rows == streams:
+            self.costs.target.correct(rows + guesses, spent)
+        self._steps += 1
+        if self._steps % REVIEW == 0:
+            self._worth.clear()
+        return Pacing(
+            guesses=rounds,
+            verify=verify,
+            rejected=verify * (1 - accepted / guesses) if guesses else 0.0,
+            plain=spent * (bare + more) / foreseen,
+        )
+
+
+def _candidate(ask: Ask) -> Candidate:
+    return Candidate(ask.slot, ask.most, ask.lag)

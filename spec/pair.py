@@ -24,10 +24,12 @@ from .drafter import Drafter
 from .drafters import Drafters
 from .guide import Guide
 from .logprobs import logprobs_along, logprobs_of
+from .pacing import Pacer
 from .params import Method, SamplingParams
 from .plan import Flight, Row, RowDone, StepDone, StepPlan, StepTimes
 from .processors import Processors
 from .slots import Slots
+from .strategy import Paced
 from .work import Drawn, Work, draw, sampling_rows
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ class ModelPair:
     kv: the target's, in blocks of `block_size` tokens. slots: how many sequences may be open at
     once. max_len: how many positions a sequence may have, which no draft
     exceeds. A sequence whose method has no drafter here is never drafted. ends: the model's end
-    tokens. grammars: where the grammars of requests are found, compiled.
+    tokens. grammars: where the grammars of requests are found, compiled. pacer: how far to draft;
+    None: as far as there is room.
     """
 
     def __init__(
@@ -67,14 +70,16 @@ class ModelPair:
         block_size: int,
         ends: frozenset[int] = frozenset(),
         grammars: Grammars | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         self._target = target
         self._kv = kv
-        self._drafters = Drafters(drafters)
+        self._drafters = Drafters(drafters, Paced(drafters, pacer) if pacer else None)
         self._slots = Slots(slots, max_len)
         self._block_size = block_size
         self._ends = ends
         self._grammars = grammars
+        self._ended = 0.0
 
     def reset(self) -> None:
         """Forget every slot."""
@@ -98,11 +103,13 @@ class ModelPair:
         laps.append(perf_counter())
         drawn = self._compute(works, laps)
         self._retry_undrafted(works, drawn)
-        rows = [_report(work, result) for work, result in zip(works, drawn, strict=True)]
+        rows = [self._report(work, result) for work, result in zip(works, drawn, strict=True)]
         self._settle(works, drawn)
         laps.append(perf_counter())
         times = StepTimes(*(b - a for a, b in pairwise(laps)))
-        return Landed(StepDone(plan.step, tuple(rows), times))
+        pacing = self._drafters.landed(times, laps[0] - self._ended)
+        self._ended = laps[-1]
+        return Landed(StepDone(plan.step, tuple(rows), times, pacing))
 
     def _take(self, plan: StepPlan) -> None:
         for opening in plan.openings:
@@ -185,7 +192,8 @@ class ModelPair:
             return
         for i in failed:
             wipe(self._kv, works[i].feed)
-            works[i].draft, works[i].odds = [], None
+            works[i].draft, works[i].odds, works[i].guesser = [], None, None
+            works[i].undrafted = "sick"
         again = self._compute([works[i] for i in failed], [])
         for i, result in zip(failed, again, strict=True):
             drawn[i] = result
@@ -204,24 +212,26 @@ class ModelPair:
                 work.slot.advance(work.count + result.accepted, result.tokens)
                 self._drafters.learn(work, result.accepted)
 
+    def _report(self, work: Work, drawn: Drawn) -> RowDone:
+        slot = work.slot
+        if not drawn.finite:
+            return RowDone(slot.seq, error=NOT_FINITE)
+        if _stuck(work, drawn):
+            problem = slot.processors.problem if slot.processors else None
+            return RowDone(slot.seq, error=problem or NO_TOKEN)
+        asked = slot.params.logprobs
+        return RowDone(
+            seq=slot.seq,
+            tokens=tuple(drawn.tokens),
+            drafted=len(work.draft),
+            accepted=drawn.accepted,
+            logprobs=() if asked is None else logprobs_of(drawn.logits, drawn.tokens, asked),
+            prompt_logprobs=drawn.told,
+            guesser=work.guesser,
+            undrafted=work.undrafted,
+            wish=self._drafters.wish(work),
+        )
+
 
 def _stuck(work: Work, drawn: Drawn) -> bool:
     return work.sample and not drawn.tokens
-
-
-def _report(work: Work, drawn: Drawn) -> RowDone:
-    slot = work.slot
-    if not drawn.finite:
-        return RowDone(slot.seq, error=NOT_FINITE)
-    if _stuck(work, drawn):
-        problem = slot.processors.problem if slot.processors else None
-        return RowDone(slot.seq, error=problem or NO_TOKEN)
-    asked = slot.params.logprobs
-    return RowDone(
-        seq=slot.seq,
-        tokens=tuple(drawn.tokens),
-        drafted=len(work.draft),
-        accepted=drawn.accepted,
-        logprobs=() if asked is None else logprobs_of(drawn.logits, drawn.tokens, asked),
-        prompt_logprobs=drawn.told,
-    )

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from .params import Method, SamplingParams
+from .params import MAX_DRAFT, Method, SamplingParams
 
 Source = Literal["plain", "accepted", "recovered", "bonus"]
 Guesser = Literal["ngram", "suffix", "draft", "grammar"]
@@ -88,6 +88,7 @@ class RowDone(msgspec.Struct, frozen=True):
     (for example logits that are not finite); its sequence is to be ended.
 
     guesser: who made the draft, if there is one; undrafted: else, of a row that sampled, why not.
+    wish: how many guesses the sequence's next row may be worth.
     """
 
     seq: int
@@ -99,6 +100,7 @@ class RowDone(msgspec.Struct, frozen=True):
     error: str | None = None
     guesser: Guesser | None = None
     undrafted: Undrafted | None = None
+    wish: int = MAX_DRAFT
 
 
 class RowVerdict(msgspec.Struct, frozen=True):

@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .drafter import Window
-from .occurrences import DOUBT_OF_OTHERS, LONGEST, NOTHING, Guess, find, follow
+from .glimpse import Glimpse
+from .occurrences import DOUBT_OF_OTHERS, LONGEST, NOTHING, Guess, Tokens, find, follow
 from .params import Method
 from .slots import Slot
 from .suffix_memory import SuffixMemory
+
+UNLIKELY = 0.5
+"""Where no guess below it is wanted, a glimpse at the text comes first: a lone occurrence of the
+last token alone is a sign for 0.3 at most."""
 
 
 class SuffixDrafter:
@@ -29,8 +34,10 @@ class SuffixDrafter:
 
     def __init__(self, memory: int = 0) -> None:
         self._memory = SuffixMemory(memory)
+        self._glimpses: dict[int, Glimpse] = {}
 
     def open(self, slot: Slot) -> None:
+        self._glimpses.pop(slot.index, None)
         if slot.params.speculation.memory:
             slot.leaving = self._remember
 
@@ -38,19 +45,26 @@ class SuffixDrafter:
         return [self.guess(window).tokens for window in windows]
 
     def guess(self, window: Window) -> Guess:
-        """The window's guesses and how many of them are expected to hold. The sequence's own text
-        goes before the memory's unless a longer end of it is found there."""
+        """The window's guesses, with claims. The sequence's own text goes before the memory's
+        unless a longer end of it is found there."""
         if not window.k:
             return NOTHING
         text = window.slot.tokens[: window.upto]
-        match = find(text[:-1], text)
         wish = window.slot.params.speculation
-        if wish.memory and match.length < LONGEST:
+        remembers = wish.memory and self._memory.held > 0
+        if window.least > UNLIKELY and not remembers and not self._glimpse(window.slot, text):
+            return NOTHING
+        match = find(text[:-1], text)
+        if remembers and match.length < LONGEST:
             others = self._memory.texts(window.slot.params.cache_salt)
             found = find(others, text)
             if found.length > match.length:
                 return follow(others, found, window.k, DOUBT_OF_OTHERS)
         return follow(text, match, window.k)
+
+    def _glimpse(self, slot: Slot, text: Tokens) -> bool:
+        glimpse = self._glimpses.setdefault(slot.index, Glimpse())
+        return glimpse.hopeful(text)
 
     def _remember(self, slot: Slot) -> None:
         self._memory.add(slot.params.cache_salt, slot.tokens[: slot.known])

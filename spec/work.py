@@ -17,7 +17,7 @@ from torch import Tensor
 from ..kernels.verify import accept
 from .batch import Feed
 from .controls import NOTHING, Choices, Sites, finite_rows
-from .plan import TokenLogprobs
+from .plan import Guesser, TokenLogprobs, Undrafted
 from .rejection import judge_draft
 from .slots import Slot
 
@@ -30,9 +30,10 @@ class Work:
 
     It samples behind the last known token and behind every draft token, or not at all. `wanted`
     says how many draft tokens it may have. odds: the distributions [len(draft), V] that the draft
-    was drawn from, or None for guesses that are certain. looked_up: whether the draft came from
-    a look-up or a grammar in the place of its drafter. states: what the target's tapped layers
-    made of the row's tokens [count + len(draft), S], once it is computed.
+    was drawn from, or None for guesses that are certain. guesser: who made the draft. claims: how
+    likely each of a look-up's guesses claimed to be; None where it could not tell. undrafted: why
+    there is no draft. states: what the target's tapped layers made of the row's tokens
+    [count + len(draft), S], once it is computed.
     """
 
     slot: Slot
@@ -42,8 +43,27 @@ class Work:
     wanted: int = 0
     draft: list[int] = field(default_factory=list)
     odds: Tensor | None = None
-    looked_up: bool = False
+    guesser: Guesser | None = None
+    claims: tuple[float, ...] | None = None
+    undrafted: Undrafted | None = None
     states: Tensor = NO_STATES
+
+    def take(
+        self,
+        draft: list[int],
+        guesser: Guesser,
+        *,
+        odds: list[Tensor] | None = None,
+        claims: tuple[float, ...] | None = None,
+    ) -> None:
+        """Have this draft, cut where the grammar forbids it. A guess that was drawn at random is
+        left for rejection sampling to judge: to drop some would change the odds of the others."""
+        if draft and odds:
+            self.odds = torch.stack(odds)
+        elif draft and (processors := self.slot.processors):
+            draft = processors.legal(self.known, draft)
+        if draft:
+            self.draft, self.guesser, self.claims = draft, guesser, claims
 
     @property
     def end(self) -> int:

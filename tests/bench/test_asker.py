@@ -133,6 +133,24 @@ async def test_a_connection_that_breaks_off():
         assert (await asker.ask(0, CHAT, 0.0, lambda: 0.0)).error == "cut"
 
 
+async def test_a_server_that_promises_to_keep_a_connection_and_drops_it():
+    event = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5\r\nContent-Length: %d\r\n\r\n" % len(event)
+
+    async def once(reader, writer):
+        asked = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(asked.lower().split(b"content-length:")[1].split()[0]))
+        writer.write(head + event)
+        await reader.read(1)  # until the client says more, or closes
+        writer.close()
+
+    server = await asyncio.start_server(once, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, Asker(Target(url=f"http://127.0.0.1:{port}", model="")) as asker:
+        records = [await asker.ask(number, TEXT, 0.0, lambda: 0.0) for number in range(3)]
+    assert [record.error for record in records] == [None] * 3
+
+
 async def test_cancelling_is_not_a_failure_of_the_server():
     mock = Mock(silent=True)
     async with asking(mock) as asker:

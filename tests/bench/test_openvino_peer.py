@@ -58,6 +58,26 @@ def test_a_point_says_that_it_had_no_http():
     assert point.server.peak_bytes > 0
 
 
+def test_an_answer_that_ended_too_soon_is_no_success():
+    class Short(Library):
+        def add(self, number, ask):
+            super().add(number, ask)
+            self.left[number] = 3 if number == 1 else ask.max_tokens
+            return len(ask.prompt)
+
+    point = measure(Short(), [Ask(4, prompt="abc")] * 3, 2, "chat")
+    assert (point.summary.requests, point.summary.completed) == (3, 2)
+    assert point.summary.errors == {"cut": 1}
+    assert point.summary.output_tokens == 11
+    assert point.summary.e2e.count == 2
+    assert "it ended after 3 of 4 tokens" in point.warnings[1]
+
+
+def test_a_point_says_that_its_places_were_never_filled():
+    point = measure(Library(), [Ask(4, prompt="abc")] * 2, 8, "chat")
+    assert "never fill 8" in point.warnings[1]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is not None, reason="it is here")
 def test_without_the_library_it_says_so(capsys):
     assert main(["--model", "nowhere"]) == 1

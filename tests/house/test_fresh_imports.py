@@ -14,12 +14,29 @@ import pytest
 
 PURE_SPEC = {
     *("params", "plan", "judge", "pacing", "ngram", "slots", "drafter", "guide", "tally"),
-    *("occurrences", "suffix", "suffix_memory"),
+    *(
+        "occurrences",
+        "suffix",
+        "suffix_memory",
+        "glimpse",
+        "costs",
+        "acceptance",
+        "gain",
+        "lengths",
+    ),
     *("grammar", "grammar_compiler", "grammar_schema", "grammar_text", "grammar_trial"),
 }
 PURE_MODELS = {"errors", "progress", "cache", "demo", "source", "tokenizer"}
 DEVICE_MODULES = {
-    *("actors.machine", "actors.system", "kv.layers", "kv.staging", "kv.tensors", "serving"),
+    *(
+        "actors.machine",
+        "actors.system",
+        "actors.wanted",
+        "kv.layers",
+        "kv.staging",
+        "kv.tensors",
+        "serving",
+    ),
 }
 
 RUNNER = """

@@ -25,7 +25,6 @@ from paceline.models.weights import INDEX, WEIGHTS, load_weights
 from paceline.spec.batch import Feed, assemble
 from paceline.spec.drafts import Origin, load_draft
 from paceline.spec.head import HeadDrafter
-from paceline.spec.pacing import EAGER
 from support.dense_head import DenseHead
 from support.tiny_heads import (
     change_config,
@@ -95,7 +94,7 @@ class Target:
         draft = load_draft(directory, Origin(self.directory, self.config, given, no_codec))
         placed = draft(self.decoder)
         kv = allocate(placed.kv, BLOCKS, BLOCK_SIZE, self.decoder.dtype, "cpu")
-        drafter = placed.drafter(kv, BLOCK_SIZE, EAGER)
+        drafter = placed.drafter(kv, BLOCK_SIZE)
         assert isinstance(drafter, HeadDrafter)
         return drafter
 

@@ -12,8 +12,7 @@ import torch
 from paceline.models.decoder import Decoder
 from paceline.spec.draft_model import DraftModel
 from paceline.spec.drafter import Window
-from paceline.spec.pacing import ModelPace
-from paceline.spec.params import SamplingParams, Speculation
+from paceline.spec.params import SamplingParams
 from paceline.spec.plan import Opening
 from paceline.spec.slots import Slots
 from support.tiny_pair import BLOCK_SIZE, MAX_LEN, VOCAB, KvDtype, finite, kv_for, load, save_models
@@ -208,25 +207,3 @@ def test_guesses_with_odds_are_drawn_from_them_with_noise_of_their_own(decoder: 
             assert odds[guess] > 0.0
             # Within the request's limits.
             assert int((odds > 0.0).sum()) <= 20
-
-
-def test_a_model_guesses_no_more_than_it_pays_unless_a_request_says_how_many(
-    decoder: Decoder,
-) -> None:
-    slots = Slots(2, MAX_LEN)
-    drafter = DraftModel(decoder, kv_for(decoder), BLOCK_SIZE, VOCAB, ModelPace(most=3))
-    windows = []
-    for i, wish in enumerate((Speculation(), Speculation(k=6))):
-        params = SamplingParams(temperature=0.0, seed=1, speculation=wish)
-        slot = slots.open(Opening(i, i, (5, 6, 7), params, "draft"))
-        slot.blocks.extend(range(i * BLOCKS_EACH, (i + 1) * BLOCKS_EACH))
-        drafter.open(slot)
-        windows.append(Window(slot, 3, 6))
-    with torch.inference_mode():
-        assert [len(draft) for draft in drafter.propose(windows)] == [3, 6]
-
-
-def test_a_model_guesses_less_the_more_streams_there_are() -> None:
-    pace = ModelPace(most=3, rows=16)
-    limits = [pace.limit(streams) for streams in (0, 1, 4, 5, 8, 9, 16, 40)]
-    assert limits == [3, 3, 3, 2, 1, 0, 0, 0]

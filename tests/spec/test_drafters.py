@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from paceline.spec.drafter import Window
 from paceline.spec.drafters import Drafters
@@ -15,7 +16,6 @@ from paceline.spec.params import Grammar, Method, SamplingParams, Speculation
 from paceline.spec.plan import Opening
 from paceline.spec.processors import Processors
 from paceline.spec.slots import Slot, Slots
-from paceline.spec.suffix import SuffixDrafter
 from paceline.spec.work import Work
 from support.automaton import Automaton, AutomatonState
 
@@ -74,7 +74,7 @@ def drafted(work: Work, asked: Asked) -> list[int]:
 def test_what_the_grammar_forces_needs_no_drafter() -> None:
     asked = Asked([4, 4, 4])
     assert drafted(work_of(2), asked) == [1, 2]
-    assert [window.k for window in asked.windows] == [0]
+    assert not asked.windows
 
 
 def test_a_longer_forced_run_replaces_a_guess() -> None:
@@ -114,10 +114,33 @@ def test_a_guess_drawn_at_random_is_neither_cut_nor_replaced() -> None:
     assert work.odds is None
 
 
-def test_rows_that_draft_nothing_are_shown_all_the_same() -> None:
-    asked = Asked([4])
-    assert drafted(work_of(0), asked) == []
-    assert [window.k for window in asked.windows] == [0]
+def test_a_row_that_wants_nothing_is_shown_to_nobody() -> None:
+    asked, work = Asked([4]), work_of(0, (1,))
+    assert drafted(work, asked) == []
+    assert not asked.windows
+
+
+def undrafted(work: Work, asked: Asked) -> str | None:
+    drafted(work, asked)
+    assert (work.undrafted is None) == bool(work.draft)
+    return work.undrafted
+
+
+def test_why_a_row_has_no_draft() -> None:
+    assert undrafted(work_of(0), Asked()) == "first"
+    assert undrafted(work_of(0, (1,)), Asked()) == "room"
+    assert undrafted(work_of(3, (1, 2), grammar=False), Asked([])) == "nothing"
+    assert undrafted(work_of(3, (1, 2), grammar=False), Asked([5])) is None
+    last = work_of(0, (1, 2, 3))
+    last.slot.params = replace(last.slot.params, max_tokens=4)
+    assert undrafted(last, Asked()) == "end"
+    nobody = work_of(3, (1, 2))
+    nobody.slot.method = None
+    assert undrafted(nobody, Asked([3])) == "off"
+    prompt = work_of(0)
+    prompt.sample = False
+    Drafters({"draft": Asked()}).draft([prompt])
+    assert prompt.undrafted is None
 
 
 def test_drafters_open_their_own_slots_alone() -> None:
@@ -127,58 +150,3 @@ def test_drafters_open_their_own_slots_alone() -> None:
     for i, method in enumerate(("draft", "ngram", None)):
         drafters.open(slots.open(Opening(i, i, (1,), SamplingParams(), method)))  # type: ignore[arg-type]
     assert asked.opened == [slots[0]]
-
-
-# --- suffix drafts beside a model's ----------------------------------------------------------
-
-REPEATS = (1, 2, 3, 4, 5) * 4
-
-
-def repeating(wanted: int, *, rejection: bool = False) -> Work:
-    """A work whose text repeats itself, so that a look-up promises much."""
-    work = work_of(wanted, REPEATS, grammar=False, rejection=rejection)
-    work.states = torch.zeros(work.count + wanted, 0)
-    return work
-
-
-def both(asked: Asked, work: Work) -> Drafters:
-    drafters = Drafters({"suffix": SuffixDrafter(), "draft": asked})
-    drafters.open(work.slot)
-    return drafters
-
-
-def test_the_longer_promise_is_drafted_and_the_model_keeps_up() -> None:
-    asked, work = Asked([6, 6, 6]), repeating(3)
-    drafters = both(asked, work)
-    drafters.draft([work])
-    assert (work.draft, work.looked_up) == ([1, 2, 3], True)
-    assert [window.k for window in asked.windows] == [0]
-
-
-def test_a_model_that_has_held_longer_is_asked() -> None:
-    asked, work = Asked([6, 6, 6]), repeating(3)
-    drafters = both(asked, work)
-    for _ in range(40):
-        work.draft, work.looked_up = [6, 6, 6], False
-        drafters.learn(work, 3)
-    drafters.draft([work])
-    assert (work.draft, work.looked_up) == ([6, 6, 6], False)
-    for _ in range(40):
-        drafters.learn(work, 0)
-    drafters.draft([work])
-    assert work.looked_up
-
-
-def test_what_a_look_up_brought_says_nothing_of_the_model() -> None:
-    asked, work = Asked([6, 6, 6]), repeating(3)
-    drafters = both(asked, work)
-    for _ in range(40):
-        drafters.draft([work])
-        assert work.looked_up
-        drafters.learn(work, 3)
-
-
-def test_odds_are_never_looked_up() -> None:
-    asked, work = Asked([6, 6, 6], odds=True), repeating(3, rejection=True)
-    both(asked, work).draft([work])
-    assert (work.draft, work.looked_up) == ([6, 6, 6], False)
