@@ -35,6 +35,8 @@ setup: .venv/.installed .cache/.demo
 
 .venv/.installed: pyproject.toml .venv/.torch
 	$(BIN)/python -m pip install -e '.[test,bench]'
+	@command -v cc gcc clang >/dev/null || $(BIN)/python -m pip install ziglang || \
+	  echo "no C compiler: weights stay in 16 bits"
 	@touch $@
 
 # The version of the conversion is in there.

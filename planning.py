@@ -104,7 +104,7 @@ def foresee(
         device=kind,
         step_tokens=settings.batched_tokens(kind),
         formats=wanted.formats_of(settings),
-        weights=wanted.quantization_of(settings, directory, config, kind),
+        weights=wanted.quantization_of(settings, directory, config, kind)[0],
     )
     wish = wish_of(settings, wanted.length_of(settings, directory, config), found, lengths)
     machine = machines.machine_of(settings, kind, memory)

@@ -72,8 +72,8 @@ class Settings(BaseSettings):
     dtype: Dtype = _setting("model", "auto", "Number format of weights and KV; auto: bfloat16.")
     quantization: Quantization = _setting(
         "model",
-        "none",
-        "Bits of weights on a CPU; auto: as few as the model's file has them; int8, int4: so many.",
+        "auto",
+        "Bits of weights on a CPU; auto: as few as the model's file has; none: those of dtype.",
     )
     max_model_len: Annotated[int | None, _Unset] = _setting(
         "model", None, "Longest prompt plus answer in tokens; none: the model's own limit.", ge=2

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import structlog
 import torch
 
 from ..kv.budget import pool_size
@@ -59,6 +60,8 @@ from .wanted import (
     quantization_of,
     subject_of,
 )
+
+log = structlog.get_logger("paceline.system")
 
 
 async def load(settings: Settings, progress: Progress = silent) -> Parts:
@@ -135,7 +138,9 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
     dtype = dtype_of(settings)
     directory = resolve(settings.model, settings.cache_dir, progress)
     config = load_config(directory)
-    mode = quantization_of(settings, directory, config, device.type)
+    mode, obstacle = quantization_of(settings, directory, config, device.type)
+    if obstacle is not None:
+        log.info("weights are not kept in few bits", reason=obstacle)
     checkpoint = load_checkpoint(directory, config, mode, _as_stage("model", progress))
     codec = TextCodec.load(directory)
     drafts_from = draft_directory(settings, progress)

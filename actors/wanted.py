@@ -62,8 +62,9 @@ def native_folder(settings: Settings) -> Path:
 
 def quantization_of(
     settings: Settings, directory: Path, config: ModelConfig, device: str
-) -> PackedWeights:
-    """The weights that the target gets."""
+) -> tuple[PackedWeights, str | None]:
+    """The weights that the target gets, and why it does not get those in few bits that its file
+    holds."""
     return weights_of(
         directory, config, settings.quantization, device=device, dtype=dtype_of(settings),
         plain_kv=settings.kv_dtype == "auto", folder=native_folder(settings),

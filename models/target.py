@@ -67,22 +67,24 @@ def weights_of(
     dtype: torch.dtype,
     plain_kv: bool,
     folder: Path,
-) -> PackedWeights:
+) -> tuple[PackedWeights, str | None]:
     """The weights that a model gets where `mode` is asked for: auto is those that its directory
-    holds in few bits, if it does and the native kernels can compute them here.
+    holds in few bits, if it does and the native kernels can compute them here. With it, where they
+    cannot, a sentence that says why.
 
     plain_kv: whether keys and values are in the model's own precision. folder: of the compiled
     kernels. Raises ModelError where int8 or int4 is asked for and cannot be had.
     """
     if mode == "none":
-        return mode
+        return mode, None
     reason = _reason(config, device=device, dtype=dtype, plain_kv=plain_kv, folder=folder)
     if mode != "auto":
         if reason is not None:
             raise ModelError(f"quantization {mode}: {reason}")
-        return mode
-    packed = multiplied(config) <= packed_names(directory).keys()
-    return "auto" if packed and reason is None else "none"
+        return mode, None
+    if not multiplied(config) <= packed_names(directory).keys():
+        return "none", None
+    return ("auto", None) if reason is None else ("none", reason)
 
 
 def _reason(

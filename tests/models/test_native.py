@@ -166,6 +166,10 @@ def test_a_head_is_close_to_torchs(layers, before_residual, tmp_path):
 
 
 def choose(directory: Path, mode: str, **changes: object) -> str:
+    return chosen(directory, mode, **changes)[0]
+
+
+def chosen(directory: Path, mode: str, **changes: object) -> tuple[str, str | None]:
     how = {"device": "cpu", "dtype": torch.bfloat16, "plain_kv": True, "folder": FOLDER} | changes
     return weights_of(directory, load_config(directory), mode, **how)
 
@@ -173,7 +177,7 @@ def choose(directory: Path, mode: str, **changes: object) -> str:
 @needed
 def test_what_is_not_in_few_bits_stays_as_it_is_unless_told_otherwise(tmp_path):
     directory = saved(tmp_path)
-    assert choose(directory, "none") == choose(directory, "auto") == "none"
+    assert chosen(directory, "none") == chosen(directory, "auto") == ("none", None)
     assert choose(directory, "int8") == "int8"
     config = load_config(directory)
     for mode, kind in (("none", Decoder), ("int4", NativeDecoder)):
@@ -231,7 +235,10 @@ def test_what_is_in_few_bits_takes_the_usual_way_where_nothing_can_be_compiled(
     directory = packed_on_disk(tmp_path)
     assert choose(directory, "auto") == "auto"
     monkeypatch.setenv("CC", "false")  # a compiler that is there, and fails
-    assert choose(directory, "auto", folder=tmp_path / "other") == "none"
+    mode, why = chosen(directory, "auto", folder=tmp_path / "other")
+    assert mode == "none"
+    assert why is not None
+    assert "false cannot compile the native kernels" in why
     with pytest.raises(ModelError, match="false cannot compile the native kernels"):
         choose(directory, "int8", folder=tmp_path / "other")
 
