@@ -125,8 +125,9 @@ static void attend(const run *r, team *t, int member, const layer *l) {
     const shape s = {m->heads, m->kv_heads, m->dim, m->scale};
     const int width = (m->heads + 2 * m->kv_heads) * m->dim, tasks = r->piece_count * m->kv_heads;
     for (int task; (task = team_take(t)) < tasks;)
-        attend_piece(&s, r->step, r->pieces + task / m->kv_heads, task % m->kv_heads, r->wide, width,
-                     l->cache, r->narrow, r->benches + member);
+        /* The last pieces first, which see most: what is left at the end is short. */
+        attend_piece(&s, r->step, r->pieces + (r->piece_count - 1 - task / m->kv_heads),
+                     task % m->kv_heads, r->wide, width, l->cache, r->narrow, r->benches + member);
 }
 
 static void run_layers(team *t, int member, void *argument) {

@@ -8,8 +8,11 @@
 
 #define GROUP 32
 #define LANES 16
-#define MOST_ROWS 8
-#define ROWS_IN_CACHE 64
+#define MOST_TILES 2
+#define MOST_ROWS 8   /* whose sums with one tile fit in the registers */
+#define ROWS_OF_TWO 6 /* the same with two tiles */
+#define ROWS_IN_CACHE 60
+#define AHEAD 2560 /* bytes of weights that are under way from memory */
 
 typedef struct {
     const uint8_t *tiles;  /* [outputs/LANES, inputs/GROUP, tile_bytes(bits)] */
@@ -51,73 +54,121 @@ static inline void pack_row(const packed_rows *to, int r, const float *x) {
         pack_group(to, r, g, _mm512_loadu_ps(x + g * GROUP), _mm512_loadu_ps(x + g * GROUP + 16));
 }
 
-/* One tile, LANES outputs, for `rows` rows from the first of `x` on; `rows` and `bits` are constants
-   wherever this is used. y: [rows, stride], to be set or added to. */
+/* `tiles` tiles of LANES outputs each for `rows` rows from the first of `x` on; `tiles`, `rows` and
+   `bits` are constants wherever this is used. A row's numbers are read once for all of the tiles, as
+   it is reading that takes longest. y: [rows, stride], to be set or added to. */
 static inline __attribute__((always_inline)) void tile_product(
-    const matrix *w, int tile, const packed_rows *x, int first, int rows, int bits, float *y,
-    int stride, int add) {
+    const matrix *w, int tile, const packed_rows *x, int first, int tiles, int rows, int bits,
+    float *y, int stride, int add) {
     const int groups = w->inputs / GROUP, bytes = tile_bytes(bits);
     const uint8_t *data = w->tiles + (size_t)tile * groups * bytes;
+    const size_t next = (size_t)groups * bytes;
     const __m512i low = _mm512_set1_epi8(15);
     const int8_t *codes = x->codes + (size_t)first * x->width;
     const float *scales = x->scales + (size_t)first * groups, *sums = x->sums + (size_t)first * groups;
-    __m512 total[MOST_ROWS];
-    for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
-    for (int g = 0; g < groups; g++, data += bytes) {
-        __m512i dots[MOST_ROWS];
-        for (int r = 0; r < rows; r++) dots[r] = _mm512_setzero_si512();
+    __m512 total[MOST_ROWS][MOST_TILES];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int t = 0; t < tiles; t++) total[r][t] = _mm512_setzero_ps();
+    for (int g = 0; g < groups; g++, data += bytes, codes += GROUP) {
+        __m512i dots[MOST_ROWS][MOST_TILES];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+            for (int t = 0; t < tiles; t++) dots[r][t] = _mm512_setzero_si512();
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) { /* four inputs of each output at a time */
-            __m512i v;
-            if (bits == 8) {
-                v = _mm512_loadu_si512(data + 64 * c);
-            } else {
-                v = _mm512_loadu_si512(data + 64 * (c / 2));
-                v = _mm512_and_si512(c % 2 ? _mm512_srli_epi16(v, 4) : v, low);
+            if (tiles == 1 && c < bits)
+                _mm_prefetch((const char *)data + AHEAD + 64 * c, _MM_HINT_T0);
+            __m512i v[MOST_TILES];
+#pragma GCC unroll 2
+            for (int t = 0; t < tiles; t++) {
+                if (bits == 8) {
+                    v[t] = _mm512_loadu_si512(data + t * next + 64 * c);
+                } else {
+                    v[t] = _mm512_loadu_si512(data + t * next + 64 * (c / 2));
+                    v[t] = _mm512_and_si512(c % 2 ? _mm512_srli_epi16(v[t], 4) : v[t], low);
+                }
             }
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 int32_t four;
-                memcpy(&four, codes + (size_t)r * x->width + g * GROUP + 4 * c, 4);
-                dots[r] = _mm512_dpbusd_epi32(dots[r], v, _mm512_set1_epi32(four));
+                memcpy(&four, codes + (size_t)r * x->width + 4 * c, 4);
+                const __m512i row = _mm512_set1_epi32(four);
+#pragma GCC unroll 2
+                for (int t = 0; t < tiles; t++)
+                    dots[r][t] = _mm512_dpbusd_epi32(dots[r][t], v[t], row);
             }
         }
-        __m512 d = load_f16(data + 64 * bits), m = load_f16(data + 64 * bits + 2 * LANES);
+        __m512 d[MOST_TILES], m[MOST_TILES];
+#pragma GCC unroll 2
+        for (int t = 0; t < tiles; t++) {
+            d[t] = load_f16(data + t * next + 64 * bits);
+            m[t] = load_f16(data + t * next + 64 * bits + 2 * LANES);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(scales[(size_t)r * groups + g]));
-            __m512 sum = _mm512_set1_ps(sums[(size_t)r * groups + g]);
-            total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r]), scale, total[r]);
-            total[r] = _mm512_fmadd_ps(m, sum, total[r]);
+            const __m512 scale = _mm512_set1_ps(scales[(size_t)r * groups + g]);
+            const __m512 sum = _mm512_set1_ps(sums[(size_t)r * groups + g]);
+#pragma GCC unroll 2
+            for (int t = 0; t < tiles; t++) {
+                const __m512 dot = _mm512_cvtepi32_ps(dots[r][t]);
+                total[r][t] = _mm512_fmadd_ps(dot, _mm512_mul_ps(d[t], scale), total[r][t]);
+                total[r][t] = _mm512_fmadd_ps(m[t], sum, total[r][t]);
+            }
         }
     }
-    __m512 bias = w->bias ? _mm512_loadu_ps(w->bias + LANES * tile) : _mm512_setzero_ps();
-    for (int r = 0; r < rows; r++) {
-        float *to = y + (size_t)(first + r) * stride + LANES * tile;
-        __m512 sum = _mm512_add_ps(total[r], bias);
-        _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sum) : sum);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int t = 0; t < tiles; t++) {
+            const int output = LANES * (tile + t);
+            float *to = y + (size_t)(first + r) * stride + output;
+            const __m512 bias = w->bias ? _mm512_loadu_ps(w->bias + output) : _mm512_setzero_ps();
+            const __m512 sum = _mm512_add_ps(total[r][t], bias);
+            _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), sum) : sum);
+        }
+}
+
+#define CASE(tiles, rows) \
+    case rows: \
+        if (w->bits == 4) tile_product(w, tile, x, first, tiles, rows, 4, y, stride, add); \
+        else tile_product(w, tile, x, first, tiles, rows, 8, y, stride, add); \
+        break;
+
+static void one_tile(const matrix *w, int tile, const packed_rows *x, int first, int rows, float *y,
+                     int stride, int add) {
+    switch (rows) {
+        CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(1, 4) CASE(1, 5) CASE(1, 6) CASE(1, 7) CASE(1, 8)
     }
 }
 
-#define CASE(rows) \
-    case rows: \
-        if (w->bits == 4) tile_product(w, tile, x, first, rows, 4, y, stride, add); \
-        else tile_product(w, tile, x, first, rows, 8, y, stride, add); \
-        break;
-
-static void tile_rows(const matrix *w, int tile, const packed_rows *x, int first, int rows, float *y,
+static void two_tiles(const matrix *w, int tile, const packed_rows *x, int first, int rows, float *y,
                       int stride, int add) {
-    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+    switch (rows) { CASE(2, 4) CASE(2, 5) CASE(2, 6) }
 }
 
 /* y [rows, stride] of all rows and the tiles [from, to): a tile's weights are read once for as many
-   rows as stay in the cache. */
+   rows as stay in the cache. For few rows they come from memory, which is faster one after the
+   other. */
 static void product(const matrix *w, int from, int to, const packed_rows *x, int rows, float *y,
                     int stride, int add) {
     for (int start = 0; start < rows; start += ROWS_IN_CACHE) {
-        int end = rows < start + ROWS_IN_CACHE ? rows : start + ROWS_IN_CACHE;
-        for (int tile = from; tile < to; tile++)
-            for (int r = start; r < end; r += MOST_ROWS)
-                tile_rows(w, tile, x, r, end - r < MOST_ROWS ? end - r : MOST_ROWS, y, stride, add);
+        const int count = rows - start < ROWS_IN_CACHE ? rows - start : ROWS_IN_CACHE;
+        if (count <= MOST_ROWS) {
+            for (int tile = from; tile < to; tile++)
+                one_tile(w, tile, x, start, count, y, stride, add);
+            continue;
+        }
+        /* In parts that are as large as one another: nine rows are four and five. */
+        const int parts = (count + ROWS_OF_TWO - 1) / ROWS_OF_TWO;
+        for (int tile = from; tile < to; tile += 2)
+            for (int part = 0; part < parts; part++) {
+                const int first = start + count * part / parts;
+                const int end = start + count * (part + 1) / parts;
+                if (tile + 1 < to) two_tiles(w, tile, x, first, end - first, y, stride, add);
+                else one_tile(w, tile, x, first, end - first, y, stride, add);
+            }
     }
 }

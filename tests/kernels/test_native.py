@@ -114,20 +114,28 @@ BLOCK, BLOCKS, POSITIONS = 16, 64, 400
 
 
 class Tower:
-    """Two random layers, their paged storage, and the same in float64."""
+    """Two random layers, their paged storage, and the same in float64.
 
-    def __init__(self, seed: int, threads: int, normed: bool, dim: int = DIM) -> None:
+    sharp: a factor of the norms of heads, which makes scores larger by its square.
+    """
+
+    def __init__(
+        self, seed: int, threads: int, normed: bool, dim: int = DIM, *,
+        heads: int = HEADS, kv_heads: int = KV_HEADS, block: int = BLOCK, sharp: float = 1.0,
+    ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.dim, self.keep = dim, []
+        self.heads, self.kv_heads, self.block, self.sharp = heads, kv_heads, block, sharp
         self.caches = [
-            torch.zeros(2 * KV_HEADS, BLOCKS, BLOCK * dim, dtype=torch.bfloat16) for _ in range(2)
+            torch.full((2 * kv_heads, BLOCKS * BLOCK // block, block * dim), torch.nan).bfloat16()
+            for _ in range(2)
         ]
         angles = torch.rand(POSITIONS, dim // 2, generator=generator) * 6.28
         cos, sin = angles.cos(), angles.sin()
         self.cosine = torch.cat((cos, cos), 1).contiguous()
         self.sine = torch.cat((-sin, sin), 1).contiguous()
         self.model = Model(
-            HIDDEN, HEADS, KV_HEADS, dim, INNER, 1e-5, dim**-0.5, 0,
+            HIDDEN, heads, kv_heads, dim, INNER, 1e-5, dim**-0.5, 0,
             self.cosine.data_ptr(), self.sine.data_ptr(),
         )  # fmt: skip
         self.dense: list[dict[str, torch.Tensor]] = []
@@ -139,7 +147,8 @@ class Tower:
     def _fill(self, layer: Layer, cache, normed: bool, generator) -> None:
         dim, true = self.dim, {}
         shapes = {
-            "qkv": ((HEADS + 2 * KV_HEADS) * dim, HIDDEN), "o": (HIDDEN, HEADS * dim),
+            "qkv": ((self.heads + 2 * self.kv_heads) * dim, HIDDEN),
+            "o": (HIDDEN, self.heads * dim),
             "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER),
         }  # fmt: skip
         for name, (outputs, inputs) in shapes.items():
@@ -155,7 +164,8 @@ class Tower:
             setattr(layer, name, weight.data_ptr())
             true[name] = weight.double()
         if normed:
-            weight = 0.5 + torch.rand(HEADS + KV_HEADS, dim, generator=generator)
+            weight = 0.5 + torch.rand(self.heads + self.kv_heads, dim, generator=generator)
+            weight *= self.sharp
             self.keep.append(weight)
             layer.head_norms = weight.data_ptr()
             true["head_norms"] = weight.double()
@@ -166,7 +176,10 @@ class Tower:
         """feeds: first position, rows, block table."""
         positions = np.concatenate([np.arange(s, s + n) for s, n, _ in feeds]).astype(np.int64)
         where = np.concatenate(
-            [[t[p // BLOCK] * BLOCK + p % BLOCK for p in range(s, s + n)] for s, n, t in feeds]
+            [
+                [t[p // self.block] * self.block + p % self.block for p in range(s, s + n)]
+                for s, n, t in feeds
+            ]
         ).astype(np.int64)
         rows = np.cumsum([0] + [n for _, n, _ in feeds])
         begins = np.cumsum([0] + [len(t) for *_, t in feeds])
@@ -175,12 +188,17 @@ class Tower:
         )
         tables = np.concatenate([t for *_, t in feeds]).astype(np.int32)
         step = Step(
-            len(positions), len(feeds), BLOCK, BLOCKS,
+            len(positions), len(feeds), self.block, self.caches[0].shape[1],
             *(a.ctypes.data for a in (positions, where, spans, tables)),
         )  # fmt: skip
         out = hidden.clone()
         self.space.layers(self.model, self.layers, 0, 2, step, out)
         return out
+
+    def table(self, length: int) -> list[int]:
+        """Blocks for so many positions, in an order of their own."""
+        count = -(-length // self.block)
+        return torch.randperm(count, generator=torch.Generator().manual_seed(count)).tolist()
 
     def reference(self, hidden: torch.Tensor) -> torch.Tensor:
         """The same for one sequence from position 0 on, dense and in float64, with rounded rows."""
@@ -188,25 +206,38 @@ class Tower:
         for true in self.dense:
             normed = rms(x, true["attention_norm"])
             heads = (rounded(normed) @ true["qkv"].T + true["qkv bias"]).view(count, -1, self.dim)
-            turned = heads[:, : HEADS + KV_HEADS]
+            turned = heads[:, : self.heads + self.kv_heads]
             if "head_norms" in true:
                 turned = rms(turned, true["head_norms"])
             cos, sin = self.cosine[:count, None].double(), self.sine[:count, None].double()
             swapped = torch.cat(turned.chunk(2, -1)[::-1], -1)
             turned = turned * cos + swapped * sin
-            q, k = turned[:, :HEADS] * self.dim**-0.5, turned[:, HEADS:]
-            v = heads[:, HEADS + KV_HEADS :]
+            q, k = turned[:, : self.heads] * self.dim**-0.5, turned[:, self.heads :]
+            v = heads[:, self.heads + self.kv_heads :]
             q, k, v = (t.bfloat16().double().transpose(0, 1) for t in (q, k, v))
-            k, v = (t.repeat_interleave(HEADS // KV_HEADS, 0) for t in (k, v))
+            k, v = (t.repeat_interleave(self.heads // self.kv_heads, 0) for t in (k, v))
             scores = q @ k.transpose(1, 2)
             scores += torch.full((count, count), -torch.inf).triu(1)
-            mixed = (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1)
+            mixed = (mixing(scores) @ v).transpose(0, 1).reshape(count, -1)
             x = x + rounded(mixed) @ true["o"].T + true["o bias"]
             normed = rms(x, true["mlp_norm"])
             gate, up = (rounded(normed) @ true["gate_up"].T + true["gate_up bias"]).chunk(2, -1)
             x = x + rounded(torch.nn.functional.silu(gate) * up) @ true["down"].T
             x = x + true["down bias"]
         return x
+
+
+def mixing(scores: torch.Tensor) -> torch.Tensor:
+    """A softmax of scores [heads, rows, keys] whose weights are rounded to bf16, each beside
+    the largest score up to the end of its tile of 64 keys."""
+    keys = scores.shape[-1]
+    padded = torch.nn.functional.pad(scores, (0, -keys % 64), value=-torch.inf)
+    tiles = padded.unflatten(-1, (-1, 64))
+    largest = tiles.amax(-1, keepdim=True).cummax(-2).values
+    weights = (tiles - largest).exp().bfloat16().double()
+    weights = weights * (largest - largest[..., -1:, :]).exp()
+    weights = weights.flatten(-2)[..., :keys]
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -248,6 +279,41 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company(threads):
         own = got[beside:] if beside and place == 0 else got[:count]
         assert torch.equal(own, whole[at : at + count])
         at, far = at + count, far + beside
+
+
+# Heads, KV heads, dimensions, block size: as few and as many heads for one as there may be.
+SHAPES = [(6, 2, 64, 16), (2, 2, 128, 64), (7, 1, 256, 1), (64, 1, 64, 32), (33, 1, 64, 8)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block"), SHAPES)
+@pytest.mark.parametrize("sharp", [1.0, 3.0])
+def test_attention_of_any_shape_is_that_of_a_dense_reference(heads, kv_heads, dim, block, sharp):
+    tower = Tower(
+        7, 2, True, dim, heads=heads, kv_heads=kv_heads, block=block, sharp=sharp
+    )  # fmt: skip
+    hidden = torch.randn(140, HIDDEN, generator=torch.Generator().manual_seed(8))
+    got = tower.step(hidden, [(0, 140, tower.table(140))]).double()
+    want = tower.reference(hidden)
+    assert (got - want).abs().mean() < 4e-3 * want.abs().mean()
+    assert (got - want).abs().max() < 0.05 * want.abs().max()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block"), SHAPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_does_not_depend_on_how_its_sequence_is_cut(heads, kv_heads, dim, block, threads):
+    how = {"heads": heads, "kv_heads": kv_heads, "block": block, "sharp": 3.0}
+    hidden = torch.randn(200, HIDDEN, generator=torch.Generator().manual_seed(9))
+    whole = Tower(7, 1, True, dim, **how)
+    table = whole.table(200)
+    want = whole.step(hidden, [(0, 200, table)])
+    around_tiles = [62, 1, 1, 1, 62, 1, 1, 2, 69]
+    for counts in (around_tiles, [*range(1, 18), 47], [*range(17, 0, -1), 47], [64, 65, 63, 8]):
+        assert sum(counts) == 200
+        tower, at = Tower(7, threads, True, dim, **how), 0
+        for count in counts:
+            got = tower.step(hidden[at : at + count], [(at, count, table)])
+            assert torch.equal(got, want[at : at + count]), (at, count)
+            at += count
 
 
 def test_a_failing_compiler_is_told_in_a_sentence(tmp_path, monkeypatch):
