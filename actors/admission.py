@@ -55,11 +55,8 @@ class Admission(Actor):
             case _:
                 raise TypeError(f"admission has no use for {type(message).__name__}")
 
-    async def run(self) -> None:
-        try:
-            await super().run()
-        finally:
-            self._jobs.close()
+    def close(self) -> None:
+        self._jobs.close()
 
     # --- arriving ----------------------------------------------------------------------------
 

@@ -77,9 +77,14 @@ class Stream:
         self._post = post
         self._closed = False
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while (event := await self._outbox.take()) is not None:
-            yield event
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await self._outbox.take()
+        if event is None:
+            raise StopAsyncIteration
+        return event
 
     def close(self, reason: AbandonReason = "client") -> None:
         """The reader is gone. What has not ended is abandoned. Idempotent, never waits."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import structlog
 
 from ..spec.plan import FailureKind, Pair, StepDone, StepFailed, StepPlan
 from .actor import Actor, Address, Post
+from .launch import LaunchThread
 from .messages import Message
 
 log = structlog.get_logger("paceline.executor")
@@ -37,7 +37,7 @@ class Executor(Actor):
         self,
         post: Post,
         pair: Pair,
-        thread: ThreadPoolExecutor,
+        thread: LaunchThread,
         classify: Callable[[BaseException], FailureKind],
     ) -> None:
         super().__init__(post)
@@ -46,15 +46,20 @@ class Executor(Actor):
         self._classify = classify
         self._loop = asyncio.get_running_loop()
         self._stopped = False
+        self._flying = 0
 
     def receive(self, message: Message) -> None:
         match message:
             case StepPlan():
-                flight = self._thread.submit(self._fly, message)
-                flight.add_done_callback(partial(self._landed, message.step))
+                if not self._flying:
+                    self.caller.hold()
+                self._flying += 1
+                self._thread.hand(partial(self._fly, message))
             case StepDone():
+                self._flying -= 1
                 self._post.send("sampler", message)
             case StepFailed():
+                self._flying -= 1
                 if message.kind == "device":
                     raise DeviceLost(message.error)
                 self._post.send("sampler", message)
@@ -65,19 +70,21 @@ class Executor(Actor):
         """Launch nothing more: plans still queued for the thread come back as failed."""
         self._stopped = True
 
-    def _fly(self, plan: StepPlan) -> StepDone:
-        if self._stopped:
-            raise RuntimeError("the executor has stopped")
-        return self._pair.launch(plan).land()
-
-    def _landed(self, step: int, flight: Future[StepDone]) -> None:
-        error = flight.exception()
-        if error is None:
-            result: StepDone | StepFailed = flight.result()
-        else:
-            text, kind = f"{type(error).__name__}: {error}", self._classify(error)
-            if not self._stopped:
-                log.error("a step failed", step=step, kind=kind, exc_info=error)
-            result = StepFailed(step, text, kind)
+    def _fly(self, plan: StepPlan) -> None:
+        """In the launch thread: a step, and its result to the event loop."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.send, result)
+            self._loop.call_soon_threadsafe(self.caller.resume)
+        try:
+            if self._stopped:
+                raise RuntimeError("the executor has stopped")
+            result: StepDone | StepFailed = self._pair.launch(plan).land()
+        except BaseException as error:
+            result = self._failure(plan.step, error)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.deliver, result)
+
+    def _failure(self, step: int, error: BaseException) -> StepFailed:
+        kind = self._classify(error)
+        if not self._stopped:
+            log.error("a step failed", step=step, kind=kind, exc_info=error)
+        return StepFailed(step, f"{type(error).__name__}: {error}", kind)

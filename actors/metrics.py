@@ -1,7 +1,7 @@
 """Prometheus metrics of the engine, in one registry per engine.
 
-Actors report through the few methods here; names follow the field's (`spec_decode_…`), with the
-prefix `paceline:`.
+Actors report through the few methods here, when nobody waits for them; what speculation did is
+`worth`'s. Names follow the field's (`spec_decode_…`), with the prefix `paceline:`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from .. import __version__
-from ..spec.params import MAX_DRAFT, Method
 from ..spec.plan import FinishReason, StepDone
+from .totals import Counter, Gauge, Histogram, Histograms, Totals
+from .worth import UNSAID, Worth
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -28,8 +29,8 @@ class Watcher(Protocol):
         """A step has landed and its verdict is sent."""
         ...
 
-    def draft(self, method: Method, drafted: int, accepted: int) -> None:
-        """A draft of that step was verified."""
+    def draft(self, method: str, drafted: int, accepted: int) -> None:
+        """A draft of that step was verified; method: who made it."""
         ...
 
 
@@ -43,17 +44,16 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
+        totals = Totals()
 
         def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(f"paceline:{name}", text, labels, registry=registry)
+            return totals.keep(Counter(f"paceline:{name}", text, labels))
 
         def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-            return Gauge(f"paceline:{name}", text, labels, registry=registry)
+            return totals.keep(Gauge(f"paceline:{name}", text, labels))
 
-        def histogram(
-            name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
-        ) -> Histogram:
-            return Histogram(f"paceline:{name}", text, labels, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return totals.keep(Histogram(f"paceline:{name}", text, buckets))
 
         self.build_info = gauge(
             "build_info",
@@ -86,31 +86,17 @@ class Metrics:
         self.request_seconds = histogram(
             "e2e_request_latency_seconds", "Submit to last event", _SECONDS
         )
-        self.step_seconds = histogram("step_seconds", "Step time by phase", _SECONDS, ("phase",))
+        phases = Histograms(
+            "paceline:step_seconds", "Step time by phase", _SECONDS, "phase", _PHASES
+        )
+        self._phases = tuple(totals.keep(phases).by_value.values())
         self.step_tokens = histogram("step_tokens", "Tokens sampled in a step", _TOKENS)
         self.step_failures = counter("step_failures", "Steps that raised", ("kind",))
         self.rebuilds = counter("engine_rebuilds", "Times the actors were rebuilt after a fault")
-        self.drafts = counter("spec_decode_num_drafts", "Rows with a draft", ("method",))
-        self.draft_tokens = counter(
-            "spec_decode_num_draft_tokens", "Draft tokens verified", ("method",)
-        )
-        self.accepted_tokens = counter(
-            "spec_decode_num_accepted_tokens", "Draft tokens accepted", ("method",)
-        )
-        self.draft_tokens_at = counter(
-            "spec_decode_num_draft_tokens_per_pos",
-            "Draft tokens verified, by place in the draft",
-            ("position",),
-        )
-        self.accepted_tokens_at = counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by place in the draft",
-            ("position",),
-        )
-        self._drafted_at = [self.draft_tokens_at.labels(str(i)) for i in range(MAX_DRAFT)]
-        self._accepted_at = [self.accepted_tokens_at.labels(str(i)) for i in range(MAX_DRAFT)]
-        self._phases = {phase: self.step_seconds.labels(phase) for phase in _PHASES}
         self._seen = (0, 0, 0)
+        self.worth = Worth()
+        totals.families.append(self.worth.collect)
+        registry.register(totals)
 
     def render(self) -> tuple[bytes, str]:
         """The exposition text and its content type."""
@@ -118,7 +104,7 @@ class Metrics:
 
     def describe(self, *, model: str, draft: str | None, device: str, dtype: str) -> None:
         """Label the build."""
-        self.build_info.labels(__version__, model, draft or "", device, dtype).set(1)
+        self.build_info.set(1, __version__, model, draft or "", device, dtype)
 
     def observe_queues(
         self,
@@ -136,7 +122,7 @@ class Metrics:
         self.waiting.set(waiting)
         for state, count in blocks.items():
             if state != "total":
-                self.blocks.labels(state).set(count)
+                self.blocks.set(count, state)
         self.usage.set(1 - (blocks["free"] + blocks["cached"]) / blocks["total"])
         counts = (preemptions, queries, hits)
         counters = (self.preemptions, self.prefix_queries, self.prefix_hits)
@@ -150,26 +136,24 @@ class Metrics:
         self.leaked.set(leaked)
 
     def observe_step(self, done: StepDone) -> None:
-        for phase, child in self._phases.items():
-            child.observe(getattr(done.times, phase))
-        self.step_tokens.observe(sum(len(row.tokens) for row in done.rows))
+        """A step has landed."""
+        times = done.times
+        draft, prepare, forward, sample, finish = self._phases
+        draft.observe(times.draft)
+        prepare.observe(times.prepare)
+        forward.observe(times.forward)
+        sample.observe(times.sample)
+        finish.observe(times.finish)
+        self.step_tokens.observe(sum([len(row.tokens) for row in done.rows]))
+        self.worth.count(done)
         if self.watcher is not None:
             self.watcher.step(done)
-
-    def observe_draft(self, method: Method, drafted: int, accepted: int) -> None:
-        """One verified draft."""
-        self.drafts.labels(method).inc()
-        self.draft_tokens.labels(method).inc(drafted)
-        self.accepted_tokens.labels(method).inc(accepted)
-        for position in range(drafted):
-            self._drafted_at[position].inc()
-        for position in range(accepted):
-            self._accepted_at[position].inc()
-        if self.watcher is not None:
-            self.watcher.draft(method, drafted, accepted)
+            for row in done.rows:
+                if row.drafted:
+                    self.watcher.draft(row.guesser or UNSAID, row.drafted, row.accepted)
 
     def observe_failure(self, kind: str) -> None:
-        self.step_failures.labels(kind).inc()
+        self.step_failures.inc(1, kind)
 
     def observe_request(
         self,
@@ -180,7 +164,7 @@ class Metrics:
         seconds: float,
     ) -> None:
         for reason in reasons:
-            self.finished.labels(reason).inc()
+            self.finished.inc(1, reason)
         self.prompt_tokens.inc(prompt_tokens)
         self.generation_tokens.inc(completion_tokens)
         self.request_seconds.observe(seconds)

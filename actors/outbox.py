@@ -22,7 +22,7 @@ class Outbox:
         self.record = record
         self._merge = merge
         self._events: deque[Event] = deque()
-        self._wake = asyncio.Event()
+        self._taker: asyncio.Future[None] | None = None
         self._deaf = False
 
     def put(self, event: Event) -> None:
@@ -34,22 +34,27 @@ class Outbox:
             self._events[-1] = _merged(last, event)
         else:
             self._events.append(event)
-        self._wake.set()
+        self._wake()
 
     async def take(self) -> Event | None:
         """The next event; None when the last one has been taken or the outbox was shut."""
         while not self._events:
             if self._deaf or self.record.over:
                 return None
-            self._wake.clear()
-            await self._wake.wait()
+            self._taker = asyncio.get_running_loop().create_future()
+            await self._taker
         return self._events.popleft()
 
     def shut(self) -> None:
         """Nobody takes any more: drop what is here and what comes; only the record goes on."""
         self._deaf = True
         self._events.clear()
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        taker, self._taker = self._taker, None
+        if taker is not None and not taker.done():  # done: its handler was cancelled
+            taker.set_result(None)
 
 
 class Outboxes:
@@ -80,7 +85,7 @@ class Outboxes:
         """Deliver an event; the last one of a request closes its entry."""
         outbox = self._open[request]
         outbox.put(event)
-        if outbox.record.over:
+        if not isinstance(event, Delta) and outbox.record.over:
             del self._open[request]
             if not self._open:
                 self.empty.set()

@@ -39,9 +39,9 @@ class Piece:
     def of(cls, text: str, held: Sequence[Held]) -> Piece:
         return cls(
             text,
-            tuple(each.token for each in held),
-            tuple(each.logprob for each in held if each.logprob is not None),
-            tuple(each.source for each in held if each.source is not None),
+            tuple([each.token for each in held]),
+            tuple([each.logprob for each in held if each.logprob is not None]),
+            tuple([each.source for each in held if each.source is not None]),
         )
 
 

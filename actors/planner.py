@@ -158,7 +158,8 @@ class Planner:
     def _plan_prompts(self, step: Step, now: float) -> None:
         """Chunks of prompts and admissions. Prompts come in their rank; but one that is longer
         than a step keeps half of the room only while there are others at most half as long."""
-        prompts = sorted((s for s in self.running if s.unplanned > 1), key=lambda s: s.rank)
+        prompts = [s for s in self.running if s.seq not in step.parts and s.unplanned > 1]
+        prompts.sort(key=lambda s: s.rank)
         if prompts:
             first, short = prompts[0], prompts[0].unplanned // 2
             with step.keeping(min(first.unplanned, step.room - step.room // 2)):
@@ -178,15 +179,15 @@ class Planner:
 
     def _plan_row(self, step: Step, sequence: Sequence) -> bool:
         """Add the sequence's row; False when the step must end here."""
-        count = step.most(sequence)
+        count = step.most(sequence, wanted := sequence.unplanned)
         length = sequence.ceiling + count
         if not count:
             return False
         if length > self.limits.length:
             return True  # only while rows in the air may have filled it; they land first
-        sample = count == sequence.unplanned
+        sample = count == wanted
         draft = 0
-        if sample:
+        if sample and sequence.next_draft:
             draft = min(
                 sequence.next_draft, step.draft_cap, step.room - count, self.limits.length - length
             )

@@ -47,6 +47,7 @@ class RequestRecord:
         match event:
             case Delta():
                 self._note_tokens(now, len(event.tokens))
+                return
             case Ended():
                 self.ended.append(event)
             case Accepted():
@@ -98,7 +99,7 @@ class RequestRecord:
         )
 
     def _log_refusal(self, now: float, refused: Refused) -> None:
-        self.metrics.rejections.labels(reason=refused.code or "invalid").inc()
+        self.metrics.rejections.inc(1, refused.code or "invalid")
         log.info(
             "request",
             id=self.request,

@@ -2,14 +2,13 @@
 
 Choosing and accepting tokens is device work inside the step; this actor judges the result. One
 message in and one verdict out per step, to the scheduler first, because the next plan waits
-for it.
+for it. Steps are counted when that is on its way.
 """
 
 from __future__ import annotations
 
 from ..spec.judge import Bounds, Judge
 from ..spec.pacing import Pace
-from ..spec.params import Method
 from ..spec.plan import StepDone, StepFailed
 from .actor import Actor, Address, Post
 from .messages import Admit, Message, SeqClosed, Verdict
@@ -28,8 +27,8 @@ class Sampler(Actor):
         super().__init__(post)
         self._ends = ends
         self._judge = Judge()
-        self._methods: dict[int, Method | None] = {}
         self._metrics = metrics
+        self._landed: list[StepDone] = []  # not counted yet
 
     def receive(self, message: Message) -> None:
         match message:
@@ -39,7 +38,6 @@ class Sampler(Actor):
                 self._open(message)
             case SeqClosed():
                 self._judge.close(message.seq)
-                self._methods.pop(message.seq, None)
             case StepFailed():
                 self._metrics.observe_failure(message.kind)
                 self._send(Verdict(message.step, failure=message))
@@ -47,18 +45,18 @@ class Sampler(Actor):
                 raise TypeError(f"the sampler has no use for {type(message).__name__}")
 
     def _open(self, admit: Admit) -> None:
-        self._methods[admit.seq] = admit.method
         pace = Pace(admit.k if admit.method else 0)
         self._judge.open(admit.seq, Bounds.of(admit.params, self._ends), pace)
 
     def _judge_step(self, done: StepDone) -> None:
-        verdicts = (self._judge.judge(row) for row in done.rows)
-        self._send(Verdict(done.step, tuple(v for v in verdicts if v is not None)))
-        self._metrics.observe_step(done)
-        for row in done.rows:
-            method = self._methods.get(row.seq)
-            if method is not None and row.drafted:
-                self._metrics.observe_draft(method, row.drafted, row.accepted)
+        verdicts = [v for row in done.rows if (v := self._judge.judge(row)) is not None]
+        self._send(Verdict(done.step, tuple(verdicts)))
+        self._landed.append(done)
+
+    def reflect(self) -> None:
+        for done in self._landed:
+            self._metrics.observe_step(done)
+        self._landed.clear()
 
     def _send(self, verdict: Verdict) -> None:
         self._post.send("scheduler", verdict)

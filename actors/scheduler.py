@@ -2,7 +2,8 @@
 
 A thin shell around the planner. It takes admissions, cancellations and verdicts as they come and
 acts once on all of them, so that a cancel that arrives beside a verdict is honoured before the
-next plan. What it hears and decides it tells the recorder and the auditor.
+next plan. What it hears and decides it tells the recorder and the auditor; audits and gauges come
+when the plan is on its way.
 """
 
 from __future__ import annotations
@@ -92,8 +93,10 @@ class Scheduler(Actor):
             self._post.send("executor", plan)
             self._recorder.planned(plan)
             self._auditor.planned(plan, now)
-        self._auditor.settled(now)
         self._sleep(now)
+
+    def reflect(self) -> None:
+        self._auditor.settled(self._clock() * MICROSECOND)
         self._metrics.observe_queues(
             running=len(self._planner.running),
             waiting=len(self._planner.waiting),

@@ -44,9 +44,9 @@ class Step:
         """Tokens that may still be added."""
         return self._free - self._kept
 
-    def most(self, sequence: Sequence) -> int:
-        """How many of its tokens a sequence may compute in the room that is left."""
-        room, wanted = max(0, self.room), sequence.unplanned
+    def most(self, sequence: Sequence, wanted: int) -> int:
+        """How many of the tokens that it has left a sequence may compute in the room there is."""
+        room = max(0, self.room)
         if self._far is None or wanted == 1:
             return min(wanted, room)
         fitting = room * self._far // (self._far + sequence.ceiling)
@@ -73,5 +73,7 @@ class Step:
 
     def _taken(self, part: Part) -> int:
         """The room that a part takes; rows are not in the air as long as their step is planned."""
-        more = part.count * part.sequence.ceiling // self._far if self._far else 0
-        return part.count + part.draft + (more if part.count > 1 else 0)
+        taken = part.count + part.draft
+        if self._far and part.count > 1:
+            taken += part.count * part.sequence.ceiling // self._far
+        return taken

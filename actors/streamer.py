@@ -43,6 +43,7 @@ class Streamer(Actor):
     """
 
     name: Address = "streamer"
+    patient = True
 
     def __init__(self, post: Post, decode: Decode, outboxes: Outboxes) -> None:
         super().__init__(post)

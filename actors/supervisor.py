@@ -25,10 +25,12 @@ from .admission import Admission, AdmissionLimits
 from .detokenizer import Decode
 from .engine import Engine, ServingInfo
 from .executor import DeviceLost, Executor
+from .launch import LaunchThread
 from .metrics import Metrics
 from .outbox import Outboxes
 from .planner import Limits, Planner
 from .recording import Recorder, TapeRecorder
+from .rounds import Rounds
 from .sampler import Sampler
 from .scheduler import Scheduler, microseconds
 from .streamer import Streamer
@@ -57,7 +59,7 @@ class Parts:
     info: ServingInfo
     pair: Pair
     classify: Callable[[BaseException], FailureKind]
-    launch: ThreadPoolExecutor
+    launch: LaunchThread
     text: ThreadPoolExecutor
     encoder: Encoder
     decode: Decode
@@ -101,7 +103,8 @@ class Supervisor:
             info, self._post, self._outboxes, self._metrics, parts.piece, parts.decode
         )
         self.failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._actors: list[Actor] = []
+        self._rounds: Rounds
         self._executor: Executor
         self._recovery: asyncio.Task[None] | None = None
         self._rebuilds: deque[float] = deque()
@@ -134,7 +137,7 @@ class Supervisor:
         info = parts.info
         ledger = Ledger(info.blocks, info.block_size, info.max_num_seqs)
         self._executor = Executor(post, parts.pair, parts.launch, parts.classify)
-        actors: list[Actor] = [
+        self._actors = [
             Admission(post, parts.workshop, parts.admission),
             Scheduler(
                 post,
@@ -147,11 +150,9 @@ class Supervisor:
             Sampler(post, parts.ends, metrics),
             Streamer(post, parts.decode, self._outboxes),
         ]
-        for actor in actors:
+        self._rounds = Rounds(self._actors, self._actor_failed)
+        for actor in self._actors:
             post.register(actor.name, actor)
-        self._tasks = [asyncio.create_task(a.run(), name=f"paceline-{a.name}") for a in actors]
-        for task in self._tasks:
-            task.add_done_callback(self._task_ended)
 
     def _recorder(self, ledger: Ledger) -> Recorder:
         """Records a section of the tape, if there is one."""
@@ -161,20 +162,15 @@ class Supervisor:
     async def _tear_down(self) -> None:
         """End the actors and wait until the launch thread is idle."""
         self._executor.stop()
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._rounds.stop()
+        for actor in self._actors:
+            actor.close()
         await asyncio.wrap_future(self._parts.launch.submit(self._parts.pair.reset))
 
     # --- faults ------------------------------------------------------------------------------
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task not in self._tasks or self._recovery is not None:
-            return
-        error = task.exception()
-        assert error is not None, "an actor never returns"
-        log.error("an actor failed", actor=task.get_name(), exc_info=error)
+    def _actor_failed(self, actor: Actor, error: Exception) -> None:
+        log.error("an actor failed", actor=actor.name, exc_info=error)
         self._recovery = asyncio.create_task(self._recover(error))
 
     async def _recover(self, error: BaseException) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +42,7 @@ from ..spec.suffix import SuffixDrafter
 from .admission import AdmissionLimits
 from .engine import ServingInfo
 from .forecast import forecast, wish_of
+from .launch import LaunchThread
 from .machine import device_of, dtype_of, kind_of, machine_of
 from .planner import Limits
 from .settings import Settings
@@ -69,8 +69,8 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
     TapeError where it cannot record."""
     device = device_of(settings)
     tape = Tape(settings.record) if settings.record is not None else None
-    launch = _thread("paceline-launch", partial(_prepare_thread, settings.threads))
-    text = _thread("paceline-text")
+    launch = LaunchThread("paceline-launch", partial(_prepare_thread, settings.threads))
+    text = ThreadPoolExecutor(1, thread_name_prefix="paceline-text")
     try:
         loop = asyncio.get_running_loop()
         built = await loop.run_in_executor(launch, _build, settings, device, progress)
@@ -235,10 +235,6 @@ def _build(settings: Settings, device: torch.device, progress: Progress) -> _Bui
 
 def _as_stage(name: str, progress: Progress) -> Progress:
     return lambda _, done, total: progress(name, done, total)
-
-
-def _thread(name: str, initializer: Callable[[], None] | None = None) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=initializer)
 
 
 def _prepare_thread(threads: int | None) -> None:

@@ -71,6 +71,11 @@ class TextState:
             tokens, logprobs or repeat(None), sources or repeat(None), strict=False
         ):
             settled, text = self._detokenizer.push(token)
+            if settled == 1 and not self._open:  # a text of its own, as nearly all tokens have
+                cut = self._keep(token, logprob, source, text)
+                if cut is not None:
+                    return self._stop_at(cut)
+                continue
             changed = self._end + self._detokenizer.agreed
             for held in self._open:  # the token changed what these had made of a character
                 held.start = min(held.start, changed)
@@ -87,6 +92,17 @@ class TextState:
             return Release()
         cut = self._settle(*self._detokenizer.flush())
         return self._stop_at(cut) if cut is not None else self._release(self._end, [*self._held])
+
+    def _keep(
+        self, token: int, logprob: TokenLogprobs | None, source: Source | None, text: str
+    ) -> int | None:
+        """The same as opening and settling a token, for one that shares no character."""
+        start, self._end = self._end, self._end + len(text)
+        self._tail += text
+        held = Held(token, logprob, source, start, self._end)
+        self._held.append(held)
+        self._stops.settle((held,))
+        return self._stops.find(self._tail, self._released)
 
     def _settle(self, count: int, text: str) -> int | None:
         """The first `count` open tokens have this text for good. Where it is to be cut, if so."""

@@ -19,6 +19,8 @@ _OURS = {
     "spec_decode_num_drafts_total": "drafts",
     "spec_decode_num_draft_tokens_total": "drafted",
     "spec_decode_num_accepted_tokens_total": "accepted",
+    "spec_decode_plain_seconds_total": "plain_seconds",
+    "spec_decode_step_seconds_total": "step_seconds",
 }
 _NAMES = {
     **{f"paceline:{name}": field for name, field in _OURS.items()},
@@ -26,6 +28,7 @@ _NAMES = {
     "llamacpp:prompt_tokens_total": "prompt_tokens",
     "llamacpp:tokens_predicted_total": "output_tokens",
 }
+_UNDRAFTED = "paceline:spec_decode_disabled_total"
 _BY_PLACE = {
     f"{prefix}:spec_decode_num_accepted_tokens_per_pos_total" for prefix in ("paceline", "vllm")
 }
@@ -33,7 +36,8 @@ _BY_PLACE = {
 
 class Counters(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sums over all labels; None where the server does not count it. accepted_at: accepted guesses
-    by their place in a draft, from the first."""
+    by their place in a draft, from the first. undrafted: rows that sampled without a draft, by why.
+    plain_seconds, step_seconds: what steps would have taken without speculation, and took."""
 
     prompt_tokens: float | None = None
     output_tokens: float | None = None
@@ -43,12 +47,21 @@ class Counters(msgspec.Struct, frozen=True, omit_defaults=True):
     drafts: float | None = None
     drafted: float | None = None
     accepted: float | None = None
+    plain_seconds: float | None = None
+    step_seconds: float | None = None
     accepted_at: list[float] = []
+    undrafted: dict[str, float] = {}
 
     @property
     def acceptance(self) -> float | None:
         """The share of guesses that held."""
         return _share(self.accepted, self.drafted)
+
+    @property
+    def speedup(self) -> float | None:
+        """Of steps, through speculation, as the server estimates it. None where it guessed
+        nothing."""
+        return _share(self.plain_seconds, self.step_seconds) if self.drafts else None
 
     @property
     def prefix_share(self) -> float | None:
@@ -66,14 +79,17 @@ def read(text: str) -> Counters:
     """The counters so far, from Prometheus text."""
     sums: dict[str, float] = defaultdict(float)
     places: dict[int, float] = defaultdict(float)
+    undrafted: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if field := _NAMES.get(sample.name):
                 sums[field] += sample.value
             elif sample.name in _BY_PLACE:
                 places[int(sample.labels["position"])] += sample.value
+            elif sample.name == _UNDRAFTED:
+                undrafted[sample.labels["reason"]] += sample.value
     held = [places[place] for place in range(max(places, default=-1) + 1)]
-    return Counters(**sums, accepted_at=held)
+    return Counters(**sums, accepted_at=held, undrafted=dict(undrafted))
 
 
 def between(before: Counters, after: Counters) -> Counters:
@@ -87,7 +103,9 @@ def between(before: Counters, after: Counters) -> Counters:
     places = [now - old for now, old in zip(after.accepted_at, then, strict=False)]
     while places and not places[-1]:
         places.pop()
-    return Counters(**grown, accepted_at=places)
+    why = {name: now - before.undrafted.get(name, 0.0) for name, now in after.undrafted.items()}
+    undrafted = {name: count for name, count in why.items() if count}
+    return Counters(**grown, accepted_at=places, undrafted=undrafted)
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

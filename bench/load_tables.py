@@ -27,6 +27,8 @@ def show(report: Report, console: Console) -> None:
     console.print(_table(f"{title}\nmilliseconds: P50 P90 P99", (load, *LATENCY), points))
     console.print(_table("", (load, *THROUGHPUT, *good), points))
     for point in points:
+        if guessing := _guessing(point):
+            console.print(f"{point.load.label}: {guessing}", style="dim", markup=False)
         for warning in point.warnings:
             console.print(f"{point.load.label}: {warning}", style="yellow", markup=False)
     console.print(f"--seed {report.seed} asks the same again", style="dim", markup=False)
@@ -78,6 +80,18 @@ def _requests(point: Point) -> str:
     summary = point.summary
     failed = summary.requests - summary.completed
     return f"{summary.completed}" + (f" (+{failed} failed)" if failed else "")
+
+
+def _guessing(point: Point) -> str:
+    """What the server says of its guesses beside the table's figures; "" where it says nothing."""
+    found = point.counters
+    if found is None or not found.drafts:
+        return ""
+    said = [] if found.speedup is None else [f"steps {found.speedup:.2f} times as fast by guesses"]
+    if found.undrafted:
+        most = sorted(found.undrafted.items(), key=lambda item: -item[1])
+        said.append("no draft: " + ", ".join(f"{name} {count:.0f}" for name, count in most))
+    return "; ".join(said)
 
 
 def _cores(cost: Cost | None) -> str:

@@ -28,7 +28,7 @@ from ..actors.local import running
 from ..actors.messages import ChatPrompt, Delta, Ended, Refused, Submit, TokenPrompt
 from ..actors.settings import Settings
 from ..kv.block_size import percentile
-from ..spec.params import Method, SamplingParams
+from ..spec.params import SamplingParams
 from ..spec.plan import StepDone
 from .flags import read_flags
 from .steps import TOPICS
@@ -53,7 +53,7 @@ class Steps:
             self.seconds.append(now - self._last)
         self._last = now if reading else None
 
-    def draft(self, method: Method, drafted: int, accepted: int) -> None:
+    def draft(self, method: str, drafted: int, accepted: int) -> None:
         """Guesses are no matter here."""
 
 

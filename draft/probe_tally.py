@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..spec.params import MAX_DRAFT, Method
+from ..spec.params import MAX_DRAFT
 from ..spec.plan import StepDone
 
 
@@ -46,7 +46,7 @@ class Tally:
     def accepted(self) -> int:
         return sum(self.held_at)
 
-    def draft(self, method: Method, drafted: int, accepted: int) -> None:
+    def draft(self, method: str, drafted: int, accepted: int) -> None:
         """One verified draft: its first `accepted` guesses held."""
         self.drafts += 1
         for i in range(drafted):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from paceline.actors.admission import AdmissionLimits
 from paceline.actors.engine import Engine, ServingInfo
+from paceline.actors.launch import LaunchThread
 from paceline.actors.messages import Delta, Ended, Submit, TextPrompt
 from paceline.actors.planner import Limits
 from paceline.actors.supervisor import Parts, Supervisor
@@ -90,7 +91,7 @@ async def serving(
     admission = limits(open_requests, vocab_size, blocks * block_size, methods, length)
     planning = Limits(32, length, flights, caching, forming)
     with (
-        ThreadPoolExecutor(1) as launch,
+        LaunchThread("launch") as launch,
         ThreadPoolExecutor(1) as text,
         ThreadPoolExecutor(1) as compiling,
     ):

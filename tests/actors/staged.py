@@ -87,6 +87,7 @@ class Stage:
     def turn(self, microseconds: int = 1) -> None:
         self.now += microseconds
         self.scheduler.settle()
+        self.scheduler.reflect()
 
     def land(self) -> None:
         self.scheduler.receive(self._result(self.plans.popleft()))

@@ -39,7 +39,7 @@ from support.scripted import END, VOCAB, ScriptedPair, expected
 
 @pytest.mark.parametrize("flights", [1, 2])
 async def test_sixteen_staggered_requests_answer_as_alone(flights):
-    pair = ScriptedPair(BLOCK_SIZE)
+    pair = ScriptedPair(BLOCK_SIZE, delay=0.001)
     async with serving(pair, flights=flights) as supervisor:
         engine = supervisor.engine
 

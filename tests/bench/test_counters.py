@@ -6,6 +6,7 @@ import pytest
 
 from paceline.actors.metrics import Metrics
 from paceline.bench.counters import Counters, between, read
+from paceline.spec.plan import Guesser, Pacing, RowDone, StepDone, StepTimes
 
 VLLM = """
 # TYPE vllm:spec_decode_num_drafts_total counter
@@ -30,20 +31,28 @@ llamacpp:tokens_predicted_total 128
 """
 
 
+def drafted(guesser: Guesser, guesses: int, held: int) -> RowDone:
+    return RowDone(0, tuple(range(held + 1)), guesses, held, guesser=guesser)
+
+
 def test_our_own_metrics_by_what_they_count():
     metrics = Metrics()
-    metrics.observe_draft("ngram", 4, 2)
+    metrics.observe_step(StepDone(1, (drafted("ngram", 4, 2),)))
     before = read(metrics.render()[0].decode())
     assert before.acceptance == 0.5
-    metrics.observe_draft("ngram", 4, 1)
-    metrics.observe_draft("suffix", 6, 3)
+    metrics.observe_step(StepDone(2, (drafted("ngram", 4, 1), drafted("suffix", 6, 3))))
     metrics.observe_request(reasons=["length"], prompt_tokens=11, completion_tokens=22, seconds=1.0)
+    plain = [RowDone(0, (1,), undrafted=why) for why in ("off", "first", "off")]
+    times, pacing = StepTimes(draft=1.0, forward=2.0), Pacing(plain=4.5)
+    metrics.observe_step(StepDone(3, tuple(plain), times, pacing))
     told = between(before, read(metrics.render()[0].decode()))
     assert (told.drafts, told.drafted, told.accepted) == (2, 10, 4)
     assert told.accepted_at == [2, 1, 1]
     assert (told.prompt_tokens, told.output_tokens) == (11, 22)
     assert told.acceptance == 0.4
     assert told.tokens_per_draft == 3
+    assert told.undrafted == {"off": 2, "first": 1}
+    assert told.speedup == 1.5
     assert told.prefix_share is None, "nothing was looked up"
 
 

@@ -251,11 +251,10 @@ async def test_a_question_that_cannot_be_answered_is_named(end, error, complaint
 
 def test_the_metrics_tell_their_watcher():
     metrics, tally = Metrics(), Tally(1)
-    metrics.observe_draft("ngram", 3, 1)
+    metrics.observe_step(StepDone(0, (row(1, 2, 3),)))
     metrics.watcher = tally
-    metrics.observe_draft("ngram", 2, 2)
-    for i in range(2):
-        metrics.observe_step(StepDone(i, (row(1),)))
+    metrics.observe_step(StepDone(1, (row(1, 3, 2),)))
+    metrics.observe_step(StepDone(2, (row(1),)))
     assert (tally.drafts, tally.accepted, tally.timed) == (1, 2, 1)
 
 

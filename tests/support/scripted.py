@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from paceline.spec.plan import Opening, Row, RowDone, StepDone, StepPlan, StepTimes
+from paceline.spec.plan import Opening, Row, RowDone, StepDone, StepPlan, StepTimes, Undrafted
 
 VOCAB = 97
 END = 3
@@ -167,5 +167,15 @@ class ScriptedPair:
         for _ in range(accepted + 1):
             tokens.append(next_token(seed, len(tokens), tokens[-1]))
         return RowDone(
-            row.seq, tuple(tokens[len(slot.tokens) :]), drafted=row.draft, accepted=accepted
+            row.seq,
+            tuple(tokens[len(slot.tokens) :]),
+            drafted=row.draft,
+            accepted=accepted,
+            guesser=slot.opening.method if row.draft else None,
+            undrafted=self._why_not(slot) if not row.draft else None,
         )
+
+    def _why_not(self, slot: _Slot) -> Undrafted:
+        if slot.opening.method is None:
+            return "off"
+        return "first" if len(slot.tokens) == len(slot.opening.tokens) else "room"
