@@ -99,10 +99,9 @@ class Planner:
             sequence = self._all.get(row.seq)
             if sequence is None:
                 continue
-            before = sequence.computed
             sequence.land(row)
             if row.error is None:
-                self.prefixes.publish(sequence, before)
+                self.prefixes.publish(sequence)
             if row.finish is not None:
                 closed.append(self.close(row.seq, row.finish, row.error))
         return [c for c in closed if c is not None]

@@ -18,8 +18,7 @@ class Prefixes:
     """Looks up, starts and publishes for the planner's sequences. Without `caching` nothing is
     ever found.
 
-    A block that a draft model's sequence has computed holds the draft's KV too and goes by a key of
-    another root. Sequences without such a draft take either kind, those with one only theirs.
+    What a draft holds of the same blocks is its own affair (`spec.held`).
     window: what rows read of the tokens before them; None: everything.
     queries, hits: prompt tokens that were looked up, and found.
     """
@@ -37,10 +36,8 @@ class Prefixes:
         for."""
         if not self._reads(sequence):
             return []
-        self._cover(sequence)
-        most = self._most(sequence)
-        chains = (chain.keys[:most] for chain in sequence.chains)
-        return self._ledger.find(*chains, window=self._window)
+        keys = self._keys(sequence)[: self._most(sequence)]
+        return self._ledger.find(keys, window=self._window)
 
     def arriving(self, sequence: Sequence, found: int, pending: Container[bytes]) -> bool:
         """Whether the block behind those `found` is among the `pending` ones of what runs: then
@@ -50,14 +47,14 @@ class Prefixes:
         """
         if not self._reads(sequence) or found >= self._most(sequence):
             return False
-        keys = (chain.keys[found] for chain in sequence.chains)
-        sequence.awaits = next((key for key in keys if key in pending), None)
+        key = self._keys(sequence)[found]
+        sequence.awaits = key if key in pending else None
         return sequence.awaits is not None
 
     def start(self, sequence: Sequence, found: list[int]) -> None:
         """The sequence, whose lease has just been opened, starts with the blocks found."""
         if self._caching:
-            self._cover(sequence)
+            self._keys(sequence)
         self._ledger.share(sequence.seq, found)
         cached = len(found) * self._ledger.block_size
         if sequence.cached is None and self._reads(sequence):
@@ -65,17 +62,16 @@ class Prefixes:
             self.hits += cached
         sequence.start(cached, len(found))
 
-    def publish(self, sequence: Sequence, before: int) -> None:
-        """A row of the sequence has landed, before which `before` tokens were computed: let others
-        find what it has filled, and give up what it has left behind its window.
-
-        What a draft model makes of a token may come a step later than the target's KV.
-        """
-        upto = before if sequence.method == "draft" else sequence.computed
+    def publish(self, sequence: Sequence) -> None:
+        """A row of the sequence has landed: let others find what it has filled, and give up what it
+        has left behind its window."""
         if self._caching:
-            self._publish(sequence, upto)
+            full = sequence.computed // self._ledger.block_size
+            fresh = self._keys(sequence)[sequence.published : full]
+            self._ledger.publish(sequence.seq, fresh, sequence.published)
+            sequence.published += len(fresh)
         if self._window:
-            self._ledger.drop(sequence.seq, self._window.first_block(upto))
+            self._ledger.drop(sequence.seq, self._window.first_block(sequence.computed))
 
     def missing(self, tokens: int, table: list[int]) -> int:
         """Blocks that a sequence with this block table lacks until `tokens` tokens are computed."""
@@ -84,23 +80,15 @@ class Prefixes:
             return max(0, wanted - len(table))
         return max(0, self._window.missing(wanted, len(table), table.count(HOLE)))
 
-    def _publish(self, sequence: Sequence, upto: int) -> None:
-        sequence.chains[0].cover(sequence.tokens)
-        fresh = sequence.chains[0].keys[sequence.published : upto // self._ledger.block_size]
-        self._ledger.publish(sequence.seq, fresh, sequence.published)
-        sequence.published += len(fresh)
-
     def _reads(self, sequence: Sequence) -> bool:
         return self._caching and sequence.params.prompt_logprobs is None
 
     def _most(self, sequence: Sequence) -> int:
         return (len(sequence.tokens) - 1) // self._ledger.block_size
 
-    def _cover(self, sequence: Sequence) -> None:
-        """Bring the sequence's keys up to its tokens."""
-        if not sequence.chains:
-            roots = (True,) if sequence.method == "draft" else (False, True)
-            salt, size = sequence.params.cache_salt, self._ledger.block_size
-            sequence.chains = tuple(Chain(salt, drafted, size) for drafted in roots)
-        for chain in sequence.chains:
-            chain.cover(sequence.tokens)
+    def _keys(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the sequence's full blocks, brought up to its tokens."""
+        if sequence.chain is None:
+            sequence.chain = Chain(sequence.params.cache_salt, self._ledger.block_size)
+        sequence.chain.cover(sequence.tokens)
+        return sequence.chain.keys

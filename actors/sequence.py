@@ -22,8 +22,8 @@ class Sequence:
     opened there.
     reported: how many were computed before a preemption: what is told of them has been told.
     suspect: a step that held this sequence failed; it is tried alone until one succeeds.
-    chains: keys of its full blocks, those that it publishes them by first; none until it is asked
-    for them. published: how many of its blocks have been offered to others, or come from them.
+    chain: keys of its full blocks; None until it is asked for them. published: how many of its
+    blocks have been offered to others, or come from them.
     cached: prompt tokens that its first admission found computed; None before that. awaits: key of
     the block for which it was last passed over.
     """
@@ -42,7 +42,7 @@ class Sequence:
     reported: int = 0
     suspect: bool = False
     preemptions: int = 0
-    chains: tuple[Chain, ...] = ()
+    chain: Chain | None = None
     published: int = 0
     cached: int | None = None
     awaits: bytes | None = None
@@ -88,7 +88,7 @@ class Sequence:
     @property
     def pending(self) -> list[bytes]:
         """Keys of the blocks that it fills and has not published."""
-        return self.chains[0].keys[self.published :] if self.chains else []
+        return self.chain.keys[self.published :] if self.chain else []
 
     def opening(self, slot: int) -> Opening:
         return Opening(

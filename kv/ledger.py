@@ -78,13 +78,13 @@ class Ledger:
         lease = self.leases[seq] = Lease(seq, self._free_slots.pop())
         return lease
 
-    def find(self, *chains: Sequence[bytes], window: Window | None = None) -> list[int]:
-        """Blocks that hold the longest known beginning of a sequence, given one or several chains
-        of keys for the same tokens: any of them will do for each block. Through a window only the
-        last of them are needed, and holes stand for those before."""
+    def find(self, keys: Sequence[bytes], window: Window | None = None) -> list[int]:
+        """Blocks that hold the longest known beginning of a sequence, whose blocks go by these
+        keys. Through a window only the last of them are needed, and holes stand for those before.
+        """
         known, found = self.pool.prefixes.blocks, []
-        for keys in zip(*chains, strict=True):
-            block = next((known[key] for key in keys if key in known), HOLE)
+        for key in keys:
+            block = known.get(key, HOLE)
             if block == HOLE and window is None:
                 break
             found.append(block)
@@ -104,7 +104,7 @@ class Ledger:
 
     def share(self, seq: int, blocks: Sequence[int]) -> None:
         """Start the block table of `seq`, which has no blocks yet, with what `find` found. Nobody
-        may write to those blocks from now on."""
+        may write the target's KV in those blocks from now on."""
         lease = self.lease(seq)
         assert not lease.blocks, f"sequence {seq} has blocks already"
         lease.blocks.extend(blocks)
@@ -112,9 +112,8 @@ class Ledger:
         self.pool.share(lease.held)
 
     def publish(self, seq: int, keys: Sequence[bytes], first: int) -> None:
-        """Blocks `first`, `first + 1`, … of the table of `seq` are full and their KV is complete,
-        for both models where both use them: they can be found by these keys. Nobody may write to
-        them from now on."""
+        """Blocks `first`, `first + 1`, … of the table of `seq` are full of the target's KV: they
+        can be found by these keys. Nobody may write to that from now on."""
         lease = self.lease(seq)
         assert first >= lease.dropped, f"sequence {seq} publishes blocks that it has dropped"
         blocks = lease.blocks[first : first + len(keys)]

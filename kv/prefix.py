@@ -8,28 +8,35 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 KEY_BYTES = 16
+
+
+class Tokens(Protocol):
+    """A list of token ids, or an array of them."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: slice, /) -> Iterable[int]: ...
 
 
 class Chain:
     """Keys of a sequence's full blocks, each made of the key before it and the block's tokens.
 
-    The root tells apart what must not be mixed: tokens of other salts, and blocks that hold KV of
-    the draft model beside the target's (`drafted`) from those that do not.
+    The root tells apart what must not be mixed: tokens of other salts.
     """
 
     __slots__ = ("_block_size", "_root", "keys")
 
-    def __init__(self, salt: str, drafted: bool, block_size: int) -> None:
-        root = bytes([drafted]) + salt.encode("utf-8", "surrogatepass")
+    def __init__(self, salt: str, block_size: int) -> None:
+        root = salt.encode("utf-8", "surrogatepass")
         self._root = blake2b(root, digest_size=KEY_BYTES).digest()
         self._block_size = block_size
         self.keys: list[bytes] = []
 
-    def cover(self, tokens: Sequence[int]) -> None:
+    def cover(self, tokens: Tokens) -> None:
         """Add the keys of blocks that the sequence has filled since. `tokens`: all it has."""
         size = self._block_size
         for first in range(len(self.keys) * size, len(tokens) - size + 1, size):

@@ -32,9 +32,8 @@ class Window:
     @property
     def most_blocks(self) -> int:
         """Blocks that a sequence of any length holds at once, at most: what its window and the
-        tiles around it reach, what is in the air, and a row before that which a draft's model may
-        have yet to follow."""
-        tokens = self.tokens + 2 * (TILE - 1) + 2 * self.ahead
+        tiles around it reach, and what is in the air."""
+        tokens = self.tokens + 2 * (TILE - 1) + self.ahead
         return -(-tokens // self.block_size) + 1
 
     def missing(self, wanted: int, table: int, holes: int) -> int:

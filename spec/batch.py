@@ -23,12 +23,17 @@ from ..models.batch import Batch, Plans
 @dataclass(frozen=True, slots=True)
 class Feed:
     """Consecutive tokens of one sequence to compute: `tokens` from position `start` on, with the
-    sequence's block table and the slot it is in; -1 for none, where nothing is staged."""
+    sequence's block table and the slot it is in; -1 for none, where nothing is staged.
+
+    origin: where a block begins, before which the tokens see nothing. Positions and places in the
+    cache are counted from the sequence's beginning all the same.
+    """
 
     tokens: NDArray[np.int64]
     start: int
     blocks: Sequence[int]
     slot: int = -1
+    origin: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -36,6 +41,11 @@ class Feed:
     @property
     def positions(self) -> NDArray[np.int64]:
         return np.arange(self.start, self.start + len(self), dtype=np.int64)
+
+    def span(self, block_size: int) -> Span:
+        """What attention is to see: a text that begins at the origin."""
+        blocks = self.blocks[self.origin // block_size :] if self.origin else self.blocks
+        return Span(self.start - self.origin, len(self), blocks)
 
     def own_blocks(self, block_size: int) -> Sequence[int]:
         """The blocks that its tokens lie in."""
@@ -73,7 +83,7 @@ def assemble(feeds: Sequence[Feed], model: Model, kv: KvStore) -> Batch:
         ]
     )
     tokens, positions, where = torch.from_numpy(rows).to(model.device)
-    spans = [Span(feed.start, len(feed), feed.blocks) for feed in feeds]
+    spans = [feed.span(block_size) for feed in feeds]
     attention = Plans(
         partial(
             plan_attention,

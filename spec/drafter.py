@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A request for at most `k` tokens to follow `slot.tokens[:upto]`; 0 asks only to keep up.
+    """A request for at most `k` tokens to follow `slot.tokens[:upto]`.
 
+    k = 0: the sequence moves on, by a chunk of its prompt or without a draft, and nothing is wanted
+    for it. A drafter may lag behind then, as far as it likes, and makes up for it when k > 0.
     The slot's block table has room for `upto + k` tokens. odds: None where guesses should be what
     the target is going to choose. Otherwise rejection sampling will judge them: a drafter that
     draws them at random then draws from noise of its own and appends the distribution [V] float32

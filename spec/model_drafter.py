@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -19,14 +20,20 @@ from .batch import Feed
 from .candidates import guess
 from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
 from .drafter import Window
+from .held import Held
 from .params import Method
+from .reach import Reach
 from .slots import Slot
+
+PIECE = 512
+"""Tokens of a forward that makes up for a lag, at most: what it needs meanwhile grows with them."""
 
 
 class ModelDrafter(ABC):
-    """Drafts for every window at once. The first round brings the draft's KV up to the known
-    tokens, whatever each window lacks, and draws the first guesses; each further round feeds the
-    guesses of the last one to the windows that want more.
+    """Drafts for every window at once that wants a guess, and computes nothing for the others. The
+    first round brings the draft's KV up to the known tokens, whatever each window lacks, and draws
+    the first guesses; each further round feeds the guesses of the last one to the windows that want
+    more.
 
     state_bytes: what it keeps of all blocks beside its KV."""
 
@@ -46,53 +53,82 @@ class ModelDrafter(ABC):
         self._ids = ids
         self._vocab_size = vocab_size
         self._sick: set[int] = set()
+        self._held = Held()
+        self._reaches: dict[int, Reach] = {}
 
     def open(self, slot: Slot) -> None:
         self._sick.discard(slot.index)
+        self._reaches[slot.index] = Reach(self._block_size)
+
+    def lag(self, slot: Slot) -> int | None:
+        return None if slot.index in self._sick else slot.known - self._reaches[slot.index].end
 
     def propose(self, windows: Sequence[Window]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in windows]
-        healthy = [i for i, w in enumerate(windows) if w.slot.index not in self._sick]
-        lags = {i: self._lag(windows[i]) for i in healthy}
-        feeds = {i: lag for i, lag in lags.items() if len(lag)}
-        self._kv.begin(windows[i].slot.index for i in healthy)
-        states: Mapping[int, Tensor] = {}
+        wanted = [i for i, w in enumerate(windows) if w.k and w.slot.index not in self._sick]
+        lags = {i: lag for i in wanted if (lag := self._lag(windows[i])) is not None}
+        if not lags:
+            return drafts
+        for i, lag in lags.items():
+            self._rewrite(windows[i], lag.start)
+        self._kv.begin(windows[i].slot.index for i in lags)
         sick: set[int] = set()
+        feeds = self._catch_up(windows, lags, sick)
+        states: Mapping[int, Tensor] = {}
         depth = 0
         while feeds:
-            hidden = self._forward(windows, feeds, states)
+            hidden = self._compute(windows, feeds, states, sick)
             ends = np.cumsum([len(feed) for feed in feeds.values()])
-            finite = np.split(finite_rows(hidden).cpu().numpy(), ends[:-1])
-            sick |= {i for i, part in zip(feeds, finite, strict=True) if not part.all()}
-            rows = {
-                i: int(end) - 1
-                for (i, feed), end in zip(feeds.items(), ends, strict=True)
-                if windows[i].k and feed.start + len(feed) == windows[i].upto + depth
-            }
-            if rows:
-                asking = [windows[i] for i in rows]
-                logits = self._logits(hidden[list(rows.values())])
-                wanting = [drafts[i] for i in rows]
-                append_guesses(asking, wanting, logits, self._ids, self._vocab_size)
+            rows = {i: int(end) - 1 for i, end in zip(feeds, ends, strict=True)}
+            asking = [windows[i] for i in rows]
+            logits = self._logits(hidden[list(rows.values())])
+            append_guesses(asking, [drafts[i] for i in rows], logits, self._ids, self._vocab_size)
             states = {i: hidden[row : row + 1] for i, row in rows.items()}
             depth += 1
             feeds = {
-                i: Feed(np.array(drafts[i][-1:]), w.upto + depth - 1, w.slot.blocks, w.slot.index)
+                i: replace(lags[i], tokens=np.array(drafts[i][-1:]), start=w.upto + depth - 1)
                 for i in rows
                 if (w := windows[i]).k > depth and len(drafts[i]) == depth
             }
-        for i in healthy:
+        for i, lag in lags.items():
             if i in sick:
-                self._give_up(windows[i], drafts[i], lags[i].start)
+                self._give_up(windows[i], drafts[i], lag.start)
             else:
                 self._kv.commit((windows[i].slot.index,))
+                self._mark(windows[i])
                 self._land(windows[i], drafts[i])
         return drafts
 
+    def _catch_up(
+        self, windows: Sequence[Window], lags: Mapping[int, Feed], sick: set[int]
+    ) -> dict[int, Feed]:
+        """Compute all but PIECE tokens of what is missing, by as many at a time; what is left."""
+        feeds = dict(lags)
+        while sum(map(len, feeds.values())) > max(PIECE, len(feeds)):
+            i = max(feeds, key=lambda i: len(feeds[i]))
+            feed, size = feeds[i], min(PIECE, len(feeds[i]) - 1)
+            self._compute(windows, {i: replace(feed, tokens=feed.tokens[:size])}, {}, sick)
+            feeds[i] = replace(feed, tokens=feed.tokens[size:], start=feed.start + size)
+        return feeds
+
+    def _compute(
+        self,
+        windows: Sequence[Window],
+        feeds: Mapping[int, Feed],
+        states: Mapping[int, Tensor],
+        sick: set[int],
+    ) -> Tensor:
+        """`_forward`; adds those to `sick` whose numbers are not finite."""
+        hidden = self._forward(windows, feeds, states)
+        ends = np.cumsum([len(feed) for feed in feeds.values()])
+        finite = np.split(finite_rows(hidden).cpu().numpy(), ends[:-1])
+        sick |= {i for i, part in zip(feeds, finite, strict=True) if not part.all()}
+        return hidden
+
     @abstractmethod
-    def _lag(self, window: Window) -> Feed:
-        """The known tokens to feed first: those without KV, and the last one anyway if a guess is
-        to follow it. Guesses follow where the feed reaches the window's last known token."""
+    def _lag(self, window: Window) -> Feed | None:
+        """The known tokens to feed first, up to the window's last one, which guesses are to follow:
+        those without KV, and the last one anyway. None where no guess can be made yet."""
 
     @abstractmethod
     def _forward(
@@ -109,11 +145,29 @@ class ModelDrafter(ABC):
     def _land(self, window: Window, draft: list[int]) -> None:
         """The window's known tokens have their KV now, and all but the last of its guesses."""
 
+    def _rewrite(self, window: Window, start: int) -> None:
+        """Tokens from position `start` on are about to be written, and guesses behind them."""
+        slot, first = window.slot, start // self._block_size
+        end = -(-(window.upto + window.k) // self._block_size)
+        self._held.forget(slot.blocks[first:end])
+        reach = self._reaches[slot.index]
+        reach.marked = min(reach.marked, first)
+
+    def _mark(self, window: Window) -> None:
+        """The window's known tokens have their KV: note which blocks that fills."""
+        slot, reach = window.slot, self._reaches[window.slot.index]
+        first, end = reach.marked, window.upto // self._block_size
+        keys = reach.keys(slot.tokens[: window.upto])
+        self._held.put(slot.blocks[first:end], keys[first:end])
+        reach.marked = end
+
     def _give_up(self, window: Window, draft: list[int], start: int) -> None:
         """Numbers from position `start` on that are not finite: draft no more for this sequence."""
         # Stale ones would spoil the sums of the blocks' next owner. Blocks before those may be
         # shared, and are sound.
-        self._kv.scrub(window.slot.blocks[start // self._block_size :])
+        spoilt = window.slot.blocks[start // self._block_size :]
+        self._kv.scrub(spoilt)
+        self._held.forget(spoilt)
         self._sick.add(window.slot.index)
         draft.clear()
         if window.odds is not None:

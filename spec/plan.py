@@ -26,9 +26,9 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Opening(msgspec.Struct, frozen=True):
     """A slot given to a sequence: all its known tokens (prompt and, after a preemption, output).
 
-    Processors and drafts start from these; KV exists for the first `cached` of them, in full
-    blocks that its first row brings and that nobody may write to: the target's, and that of a draft
-    model if one follows the sequence. `method` says which drafter does; None means that none does.
+    Processors and drafts start from these; the target's KV exists for the first `cached` of them,
+    in full blocks that its first row brings and where nobody may write that. `method` says which
+    drafter guesses; None means that none does.
 
     prompt: how many of the tokens are the prompt; None means all of them. reported: how many were
     computed before a preemption, so that log probabilities of the prompt tokens among those that

@@ -93,7 +93,7 @@ def one_after_another(*asked: dict[str, object], **limits: object) -> Harness:
         ({"cache_salt": "a"}, {"cache_salt": "a"}, 36),
         ({"cache_salt": "a"}, {"cache_salt": "b"}, 0),
         ({"cache_salt": "a"}, {}, 0),
-        ({"k": 0}, {"method": "draft"}, 0),
+        ({"k": 0}, {"method": "draft"}, 36),
         ({"method": "draft"}, {"k": 0}, 36),
         ({"method": "draft"}, {"method": "draft"}, 36),
         ({"prompt_logprobs": 0}, {}, 36),

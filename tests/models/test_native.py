@@ -162,6 +162,38 @@ def test_a_head_is_close_to_torchs(layers, before_residual, tmp_path):
     assert (got[0][1].argmax(1) == got[1][1].argmax(1)).float().mean() > 0.8
 
 
+@needed
+def test_a_head_whose_text_begins_later_sees_nothing_before(tmp_path):
+    directory = saved(tmp_path, "qwen3", num_hidden_layers=3)
+    files = save_head(tmp_path / "head", directory, taps=(1, 3))
+    config, target = load_head_config(files, load_config(directory)), native(directory)
+    matrices = load_weights(directory)
+
+    def tensors() -> dict[str, torch.Tensor]:
+        found = load_head_tensors(files, config)
+        return found | {OUTPUT: output_matrix(matrices, target.config.tie_head)[found["d2t"]]}
+
+    fused = torch.randn(70, 2 * 128, generator=torch.Generator().manual_seed(2))
+    tokens = np.array(tokens_of(70, 4))
+    shape = KvShape(config.layers, config.kv_heads, config.head_dim, 2)
+    for head in (NativeHead(config, tensors(), target), Head(config, tensors(), target)):
+        states = head.fuse(fused.to(torch.bfloat16))
+        got = []
+        for origin in (0, 32):
+            kv = allocate(shape, 7, 16, torch.bfloat16, "cpu")
+            for layer in kv.layers:
+                layer.cells.fill_(7.5)
+            table = [3, 6, 1, 0, 5, 2, 4]
+            for rows in (slice(0, 41), slice(41, 70)):
+                feed = Feed(tokens[rows], origin + rows.start, table, origin=origin)
+                hidden = head.forward(assemble([feed], head, kv), states[rows], kv.layers)
+            got.append(hidden.float())
+            untouched = table[: origin // 16]
+            assert all(bool((layer.cells[:, untouched] == 7.5).all()) for layer in kv.layers)
+        # Only the rotation is by other angles.
+        assert (got[0] - got[1]).abs().mean() < 0.01 * got[0].std()
+
+
 # --- which of the two ---------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.models.decoder import Decoder
+from paceline.spec import model_drafter
 from paceline.spec.draft_model import DraftModel
 from paceline.spec.drafter import Window
 from paceline.spec.params import SamplingParams
@@ -88,7 +89,8 @@ def test_guesses_do_not_depend_on_the_history(decoder: Decoder) -> None:
         for (i, u, k), draft in zip(windows, got, strict=True):
             assert len(draft) == k
             assert [draft] == Bench(decoder).propose((i, u, k))
-            assert bench.drafter.computed(bench.slots[i]) == u
+            # Where nothing is wanted, it may lag behind.
+            assert bench.drafter.computed(bench.slots[i]) == u or k == 0
         upto = [min(u + random.choice([0, 1, 2, 3, 20]), MAX_LEN - 8) for u in upto]
 
 
@@ -119,17 +121,26 @@ def test_guesses_that_come_true_are_not_computed_again(
 
 def test_any_lag_is_made_up_in_one_forward(decoder: Decoder, forwards: list[int]) -> None:
     bench = Bench(decoder)
-    bench.propose((0, 10, 0), (1, 3, 0))
-    assert forwards == [13]
+    bench.propose((0, 10, 1), (1, 3, 0))
+    assert forwards == [10]
     bench.propose((0, 90, 1), (1, 4, 3), (2, 50, 0))
-    assert forwards == [13, 80 + 1 + 50, 1, 1]
+    assert forwards == [10, 80 + 4, 1, 1]
 
 
-def test_whoever_asks_for_nothing_new_costs_nothing(decoder: Decoder, forwards: list[int]) -> None:
+def test_a_lag_is_made_up_piece_by_piece(
+    decoder: Decoder, forwards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = Bench(decoder).propose((0, 90, 2), (1, 40, 1), (2, 1, 1))
+    forwards.clear()
+    monkeypatch.setattr(model_drafter, "PIECE", 30)
+    assert Bench(decoder).propose((0, 90, 2), (1, 40, 1), (2, 1, 1)) == wanted
+    assert sum(forwards) == 90 + 40 + 1 + 1
+    assert max(forwards) <= 30
+
+
+def test_whoever_asks_for_nothing_costs_nothing(decoder: Decoder, forwards: list[int]) -> None:
     bench = Bench(decoder)
     assert bench.propose() == []
-    bench.propose((0, 30, 0))
-    forwards.clear()
     assert bench.propose((0, 30, 0)) == [[]]
     assert forwards == []
     bench.propose((0, 30, 0), (1, 5, 2))

@@ -39,7 +39,6 @@ class _Slot:
     opening: Opening
     tokens: list[int]
     computed: int = 0
-    followed: int = 0
     blocks: list[int] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
 
@@ -60,9 +59,9 @@ class _Landed:
 
 
 class ScriptedPair:
-    """Implements `spec.plan.Pair`. cells: what the KV in each place of a block is made of, and
-    whether the draft's is there too. window: rows read that many tokens, by tiles of 64 positions
-    and keys; None: all. `fault(plan)` may raise; `delay` seconds are slept a step."""
+    """Implements `spec.plan.Pair`. cells: what the KV in each place of a block is made of. window:
+    rows read that many tokens, by tiles of 64 positions and keys; None: all. `fault(plan)` may
+    raise; `delay` seconds are slept a step."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class ScriptedPair:
         self.delay = delay
         self.window = window
         self.slots: dict[int, _Slot] = {}
-        self.cells: dict[tuple[int, int], tuple[int, bool]] = {}
+        self.cells: dict[tuple[int, int], int] = {}
         self.steps: list[StepPlan] = []
         self.resets = 0
         self.computed_tokens = 0
@@ -87,9 +86,7 @@ class ScriptedPair:
         for opening in plan.openings:
             assert opening.cached % self.block_size == 0
             assert opening.cached < len(opening.tokens), "nothing is left to compute"
-            self.slots[opening.slot] = _Slot(
-                opening, list(opening.tokens), opening.cached, opening.cached
-            )
+            self.slots[opening.slot] = _Slot(opening, list(opening.tokens), opening.cached)
         for row in plan.rows:
             self.slots[row.slot].blocks.extend(row.blocks)
         time.sleep(self.delay)
@@ -120,29 +117,22 @@ class ScriptedPair:
             assert all(uses[block] == 1 for block in own), "a shared block is written"
 
     def _write(self, slot: _Slot, end: int) -> None:
-        """KV of the tokens up to `end`; the draft's, if a model drafts, is a step behind."""
-        slot.followed = slot.computed
+        """KV of the tokens up to `end`."""
         for index in range(slot.computed, end):
-            self.cells[self._cell(slot, index)] = (slot.mark(index), False)
+            self.cells[self._cell(slot, index)] = slot.mark(index)
         slot.computed = end
 
     def _first(self, slot: _Slot) -> int:
-        """The first position that a row of the slot reads: of those that the draft has yet to
-        follow where a model drafts, of those that the target computes elsewhere."""
+        """The first position that a row of the slot reads."""
         if self.window is None:
             return 0
-        start = slot.followed if slot.opening.method == "draft" else slot.computed
-        return max(0, (start // 64 * 64 - self.window + 1) // 64 * 64)
+        return max(0, (slot.computed // 64 * 64 - self.window + 1) // 64 * 64)
 
     def _read(self, slot: _Slot) -> None:
-        """The KV that a row reads must be its own tokens', and the draft follows the target."""
-        drafted = slot.opening.method == "draft"
+        """The KV that a row reads must be its own tokens'."""
         for index in range(self._first(slot), slot.computed):
-            mark, complete = self.cells[self._cell(slot, index)]
+            mark = self.cells[self._cell(slot, index)]
             assert mark == slot.mark(index), "a block holds the KV of other tokens"
-            if drafted:
-                assert complete or index >= slot.opening.cached, "a block lacks the draft's KV"
-                self.cells[self._cell(slot, index)] = (mark, True)
 
     def _cell(self, slot: _Slot, index: int) -> tuple[int, int]:
         block = slot.blocks[index // self.block_size]
