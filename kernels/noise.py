@@ -27,6 +27,8 @@ _STRIDE = 0x9E3779B97F4A7C15 - 2**64
 _MIX_A = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_B = 0x94D049BB133111EB - 2**64
 
+_ALL = 2**64 - 1
+
 # The largest float32 below 1: beyond it log1p(-v) would be infinite.
 _ALMOST_ONE = 1.0 - 2.0**-24
 
@@ -44,6 +46,19 @@ def noise_key(seed: Words, position: Words) -> Words:
     keys of neighbouring seeds are not shifted copies of each other.
     """
     return _mix64(_mix64(seed) + (position + 1) * _STRIDE)
+
+
+def key_at(seed: int, position: int) -> int:
+    """One `noise_key` of plain integers, as the same signed number."""
+    key = _mixed(_mixed(seed) + (position + 1) * _STRIDE)
+    return key - 2**64 if key >= 2**63 else key
+
+
+def _mixed(z: int) -> int:
+    z &= _ALL
+    z = ((z ^ (z >> 30)) * (_MIX_A + 2**64)) & _ALL
+    z = ((z ^ (z >> 27)) * (_MIX_B + 2**64)) & _ALL
+    return z ^ (z >> 31)
 
 
 def _mix64(z: Words) -> Words:

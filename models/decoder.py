@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..kernels.activation import soft_cap
 from ..kernels.layer_kv import LayerKv
+from ..kernels.sampler import PLAIN, Sampler
 from .batch import Batch
 from .config import ModelConfig
 from .layer import Loader
@@ -29,8 +30,11 @@ class Decoder:
     """The model on one device in one dtype. Weights are read-only; the caches are the caller's.
 
     Attributes: config, device, dtype, weight_bytes (what the weights occupy), exact (whether a
-    row's numbers were found to be the same in any company; never claimed of a GPU).
+    row's numbers were found to be the same in any company; never claimed of a GPU), sampler (what
+    chooses from its logits).
     """
+
+    sampler: Sampler = PLAIN
 
     def __init__(
         self,

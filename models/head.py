@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.layer_kv import LayerKv
+from ..kernels.sampler import PLAIN, Sampler
 from .batch import Batch
 from .errors import ModelError
 from .head_config import HeadConfig
@@ -101,8 +102,11 @@ class Head:
     """The draft's weights on its target's device and in its dtype.
 
     Attributes: config, device, dtype, weight_bytes, target_ids ([D] int64 on the device: the
-    target's id of every token that can be guessed, ascending or not).
+    target's id of every token that can be guessed, ascending or not), sampler (what chooses from
+    its logits).
     """
+
+    sampler: Sampler = PLAIN
 
     def __init__(
         self,

@@ -8,15 +8,18 @@ the same order whatever other rows there are, and however many threads.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from ctypes import pointer
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..kernels.layer_kv import LayerKv
-from ..kernels.native.library import Workspace
+from ..kernels.native.library import Passage, Table, Workspace
+from ..kernels.native.sampler import NativeSampler
 from ..kernels.native.tiles import fits, outputs_of
-from ..kernels.norm_rope import rms_norm
+from ..kernels.sampler import Sampler
 from .batch import Batch
 from .checkpoint import Checkpoint
 from .config import ModelConfig
@@ -52,6 +55,7 @@ class NativeDecoder:
     """The model on the CPU. Weights are read-only; the caches are the caller's.
 
     Attributes as a `Decoder`'s; dtype is that of keys and values, and of what drafts are given.
+    table: the embedding, as kernels read it; a head may have the same.
     """
 
     exact = True
@@ -66,10 +70,12 @@ class NativeDecoder:
         self.config = config
         self.space = Workspace(folder, threads)
         tensors, packed = checkpoint.tensors, checkpoint.packed
+        self.sampler: Sampler = NativeSampler(self.space)
         layers = self._layers = NativeLayers(config, tensors, packed.pop, self.space)
         embedding = tensors.pop(MODEL_EMBEDDING, None)
         self._embedding = None if embedding is None else layers.keep(embedding.to(self.dtype))
         self._output = layers.product([MODEL_EMBEDDING if config.tie_head else OUTPUT])
+        self.table = self._table()
         self._norm = layers.vector("model.norm.weight")
         for i in range(config.layers):
             layers.add(f"model.layers.{i}.")
@@ -80,13 +86,10 @@ class NativeDecoder:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [T, H] of token ids [T], in `dtype`."""
-        return self.rows(tokens).to(self.dtype)
-
-    def rows(self, tokens: Tensor) -> Tensor:
-        """The same in single precision."""
         if self._embedding is not None:
-            return self._embedding.index_select(0, tokens).float()
-        return outputs_of(self._output.tiles, self._output.matrix.bits, tokens)
+            return self._embedding.index_select(0, tokens)
+        found = outputs_of(self._output.tiles, self._output.matrix.bits, tokens)
+        return found.to(self.dtype)
 
     def forward(self, batch: Batch, caches: Sequence[LayerKv]) -> Tensor:
         """Hidden states [T, H] of the batch's rows after the final norm, in single precision."""
@@ -97,15 +100,27 @@ class NativeDecoder:
     ) -> tuple[Tensor, Tensor]:
         """`forward`, and the residual stream as it was after each of `taps` layers (0: the
         embedding), in ascending order and side by side [T, len(taps) * H], in `dtype`."""
-        step = self._layers.step(batch, caches)
-        hidden, done, taken = self.rows(batch.tokens), 0, []
-        for tap in sorted(taps):
-            self._layers.advance(step, hidden, done, tap)
-            taken.append(hidden.to(self.dtype))
-            done = tap
-        self._layers.advance(step, hidden, done, self.config.layers)
-        states = torch.cat(taken, 1) if taken else hidden[:, :0]
-        return rms_norm(hidden, self._norm, self.config.rms_eps), states
+        rows, width = len(batch.tokens), self.config.hidden_size
+        hidden = torch.empty(rows, width)
+        states = torch.empty(rows, len(taps) * width, dtype=self.dtype)
+        after = np.array(sorted(taps), np.int32)
+        passage = Passage(
+            hidden=hidden.data_ptr(),
+            embedding=pointer(self.table),
+            tokens=batch.tokens.data_ptr(),
+            taps=after.ctypes.data,
+            tapped=states.data_ptr(),
+            tap_count=len(after),
+            norm=self._norm.data_ptr(),
+        )
+        self._layers.run(self._layers.step(batch, caches), passage)
+        return hidden, states
+
+    def _table(self) -> Table:
+        width, matrix = self.config.hidden_size, self._output.matrix
+        if self._embedding is None:
+            return Table(None, matrix.tiles, matrix.outputs, width, matrix.bits)
+        return Table(self._embedding.data_ptr(), None, len(self._embedding), width, 0)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] states that `forward` returned → [S, vocabulary], in single precision."""

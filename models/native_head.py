@@ -7,13 +7,14 @@ draft computes decides nothing but how often its guesses hold.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ctypes import pointer
 
 import torch
 from torch import Tensor
 
 from ..kernels.layer_kv import LayerKv
+from ..kernels.native.library import Passage, Table
 from ..kernels.native.tiles import fits
-from ..kernels.norm_rope import rms_norm
 from .batch import Batch
 from .head import FIRST
 from .head_config import HeadConfig
@@ -45,7 +46,8 @@ class NativeHead:
         """tensors: as `head.load_head_tensors` gives them, with the target's rows as
         `lm_head.weight` where the checkpoint has none; emptied on the way."""
         self.config = config
-        self._target = target
+        self.sampler = target.sampler
+        self._target = target  # whose table it may be
         self.target_ids = tensors.pop("d2t")
 
         def quantised(name: str) -> PackedMatrix:
@@ -53,7 +55,11 @@ class NativeHead:
 
         layers = self._layers = NativeLayers(config, tensors, quantised, target.space)
         own = tensors.pop(EMBEDDING, None)
-        self._own_embedding = None if own is None else layers.keep(own.to(self.dtype))
+        self._table = target.table
+        if own is not None:
+            rows = layers.keep(own.to(self.dtype))
+            self._table = Table(rows.data_ptr(), None, *rows.shape, 0)
+        assert self._table.width == config.hidden_size, "an embedding is as wide as the head"
         self._fc = layers.product(["fc.weight"])
         self._embedding_norm = layers.vector(FIRST + "input_layernorm.weight")
         self._state_norm = layers.vector(FIRST + "hidden_norm.weight")
@@ -70,24 +76,24 @@ class NativeHead:
     def fuse(self, states: Tensor) -> Tensor:
         """The target's states [T, len(taps) * target_hidden_size] → [T, H], what `forward` reads.
         Zeros, which stand for a state that is not known, stay zeros."""
-        return self._fc(states.float())
+        return self._fc(states)
 
     def forward(self, batch: Batch, states: Tensor, caches: Sequence[LayerKv]) -> Tensor:
         """The head's own states [T, H], before the final norm, as `head.Head.forward`."""
-        eps = self.config.rms_eps
-        embedded = rms_norm(self._embed(batch.tokens), self._embedding_norm, eps)
-        normed = rms_norm(states, self._state_norm, eps)
-        hidden = normed.clone() if self.config.norm_before_residual else states.clone()
-        step = self._layers.step(batch, caches)
-        given = torch.cat((embedded, normed), 1)
-        self._layers.advance(step, hidden, 0, self.config.layers, given)
+        states = states.contiguous()
+        hidden = torch.empty_like(states)
+        passage = Passage(
+            hidden=hidden.data_ptr(),
+            embedding=pointer(self._table),
+            tokens=batch.tokens.data_ptr(),
+            states=states.data_ptr(),
+            token_norm=self._embedding_norm.data_ptr(),
+            state_norm=self._state_norm.data_ptr(),
+            normed_residual=self.config.norm_before_residual,
+        )
+        self._layers.run(self._layers.step(batch, caches), passage)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """States [S, H] that `forward` returned → [S, D], over the head's own tokens."""
-        return self._output(rms_norm(hidden, self._norm, self.config.rms_eps))
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        if self._own_embedding is None:
-            return self._target.rows(tokens)
-        return self._own_embedding.index_select(0, tokens).float()
+        return self._output(hidden, self._norm, self.config.rms_eps)

@@ -6,6 +6,7 @@ keys and values in bf16.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.layer_kv import LayerKv
-from ..kernels.native.library import Layer, Matrix, Model, Step, Workspace, step_of
+from ..kernels.native.library import Layer, Matrix, Model, Passage, Step, Workspace, step_of
 from ..kernels.native.tiles import tiled
 from .batch import Batch
 from .layer import Shape
@@ -47,10 +48,11 @@ class Product:
         self.matrix = matrix
         self._space = space
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [T, K] → [T, N], both float32."""
+    def __call__(self, x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        """x [T, K] float32 or bf16 → [T, N] float32. norm: [K] float32, if x is float32 and to be
+        normed first."""
         y = torch.empty(len(x), self.matrix.outputs)
-        self._space.linear(self.matrix, x.contiguous(), y)
+        self._space.linear(self.matrix, x.contiguous(), y, norm, eps)
         return y
 
 
@@ -140,13 +142,10 @@ class NativeLayers:
             batch.positions, batch.where, batch.spans, size // self._config.head_dim, blocks
         )
 
-    def advance(
-        self, step: Step, hidden: Tensor, first: int, end: int, given: Tensor | None = None
-    ) -> None:
-        """Add the output of the layers from `first` to before `end` to hidden [T, H] float32, in
-        place. given: what the first one's attention projects, [T, its inputs]."""
-        if end > first:
-            self._space.layers(self._model, self._all, first, end - first, step, hidden, given)
+    def run(self, step: Step, passage: Passage) -> None:
+        """Take a step's rows through all layers, which the passage need not name."""
+        passage.layers, passage.count = ctypes.addressof(self._all), len(self._all)
+        self._space.layers(self._model, passage, step)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """The kernels hold its address as long as these layers live."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernels.layer_kv import LayerKv
 from ..kernels.native import build
+from ..kernels.sampler import Sampler
 from .batch import Batch
 from .checkpoint import Checkpoint, PackedWeights
 from .config import ModelConfig
@@ -51,6 +52,11 @@ class Target(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """`forward`, and the residual stream as it was after each of `taps` layers (0: the
         embedding), in ascending order and side by side [T, len(taps) * H], in `dtype`."""
+        ...
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses from its logits."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

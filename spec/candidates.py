@@ -16,19 +16,27 @@ from torch import Tensor
 from ..kernels.limits import COLDEST
 from ..kernels.noise import gumbel
 from ..kernels.sample import argmax
-from .controls import Limits, Sites, noise_keys
+from ..kernels.sampler import PLAIN, Sampler
+from .controls import Limits, Sites, keys_for, noise_keys
 
 MOST = 256
 """Candidates of a guess. Chance reaches further down where odds are flat, and there a draft is of
 little use anyway."""
 
 
-def guess(logits: Tensor, ids: Tensor, sites: Sequence[Sites]) -> list[int]:
+def guess(
+    logits: Tensor, ids: Tensor, sites: Sequence[Sites], sampler: Sampler = PLAIN
+) -> list[int]:
     """A token for each row of a draft's logits [N, D] over the tokens `ids` [D], one row a site.
 
-    Drawn with the sites' parameters and noise, over the MOST likeliest of the row. `typical_p`,
-    which is about a whole distribution, is left out of account.
+    Drawn with the sites' parameters and noise, over all tokens where the draft's sampler is as
+    cheap with these; else over the MOST likeliest of the row. `typical_p`, which is about a whole
+    distribution, is then left out of account.
     """
+    if sampler.by_token:
+        limits, keys = Limits.of(sites), keys_for(sites, logits.device)
+        sure: list[int] = ids[sampler.choose(logits, *limits, keys, tokens=ids)].tolist()
+        return sure
     params = [site.params for site in sites]
     if all(p.greedy for p in params):
         best: list[int] = ids[argmax(logits)].tolist()

@@ -18,13 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.limits import COLDEST, bounds
-from ..kernels.noise import noise_key
-from ..kernels.sample import choose
+from ..kernels.noise import key_at, noise_key
+from ..kernels.sampler import PLAIN, Sampler
 from .params import SamplingParams
 from .slots import Slot
 
 NOTHING = -1
 """Stands for a token where none is allowed."""
+
+FEW = 8
+"""Up to so many keys are made sooner one by one than as an array."""
 
 TEXT, DRAFT, ACCEPT = 0, 1, 2
 """Streams of noise, independent of each other: the text's own, that of guesses which may not know
@@ -65,7 +68,9 @@ def noise_keys(sites: Sequence[Sites]) -> NDArray[np.int64]:
     """Noise keys of all tokens of the sites: functions of the seed, the stream, and the index at
     which a token will stand."""
     assert all(site.params.seed is not None for site in sites), "admission draws the seeds"
-    each = [(s.params.seed, s.stream, s.upto + s.first, s.count) for s in sites]
+    each = [(s.params.seed or 0, s.stream, s.upto + s.first, s.count) for s in sites]
+    if len(each) <= FEW and all(stream == TEXT and count == 1 for _, stream, _, count in each):
+        return np.array([key_at(seed, start) for seed, _, start, _ in each], dtype=np.int64)
     seeds, streams, starts, counts = np.array(each, dtype=np.int64).T
     if streams.any():
         # No token has a negative index.
@@ -87,13 +92,12 @@ class Limits(NamedTuple):
     @classmethod
     def of(cls, sites: Sequence[Sites]) -> Limits:
         """Those of the sites' rows, on the host."""
-        rows = [
-            (p.temperature, p.typical_p, p.top_k, p.top_p, p.min_p)
-            for p in (site.params for site in sites for _ in range(site.count))
-        ]
-        kinds = (torch.float32, torch.float32, torch.int64, torch.float32, torch.float32)
-        columns = zip(zip(*rows, strict=True), kinds, strict=True)
-        return cls(*(torch.tensor(column, dtype=kind) for column, kind in columns))
+        params = [p for p, count in ((s.params, s.count) for s in sites) for _ in range(count)]
+        some = [(p.temperature, p.typical_p, p.top_p, p.min_p) for p in params]
+        columns = torch.from_numpy(np.array(some, np.float32).T.copy())
+        temperature, typical_p, top_p, min_p = columns.unbind()
+        top_k = torch.from_numpy(np.array([p.top_k for p in params], np.int64))
+        return cls(temperature, typical_p, top_k, top_p, min_p)
 
     def to(self, device: torch.device) -> Limits:
         return Limits(*(limit.to(device) for limit in self))
@@ -103,10 +107,12 @@ class Choices:
     """Raw logits [N, V] in any float type, the sites' rows in order, and what is drawn from them.
 
     Sites with processors get rows of their own; the others are drawn from the logits as they are.
+    sampler: of the model that made the logits.
     """
 
-    def __init__(self, logits: Tensor, sites: Sequence[Sites]) -> None:
+    def __init__(self, logits: Tensor, sites: Sequence[Sites], sampler: Sampler = PLAIN) -> None:
         self.sites = sites
+        self._sampler = sampler
         self._logits = logits
         ends = accumulate((site.count for site in sites), initial=0)
         self._spans = list(pairwise(ends))
@@ -158,11 +164,11 @@ class Choices:
 
     def _draw(self, logits: Tensor, members: Sequence[int]) -> Tensor:
         sites = [self.sites[i] for i in members]
-        keys = torch.from_numpy(noise_keys(sites)).to(logits.device)
-        return choose(logits, *Limits.of(sites), keys)
+        return self._sampler.choose(logits, *Limits.of(sites), keys_for(sites, logits.device))
 
 
-def finite_rows(x: Tensor) -> Tensor:
-    """Whether each row of x [N, …] holds finite numbers only, bool [N]: a sum carries any other
-    number along, and is far cheaper than a test of every element."""
-    return x.sum(-1, dtype=torch.float32).isfinite()
+def keys_for(sites: Sequence[Sites], device: torch.device) -> Tensor:
+    """Their noise keys on a device; zeros where no site looks at them."""
+    if all(site.params.greedy for site in sites):
+        return torch.zeros(sum(site.count for site in sites), dtype=torch.int64, device=device)
+    return torch.from_numpy(noise_keys(sites)).to(device)

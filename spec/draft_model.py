@@ -37,7 +37,7 @@ class DraftModel(ModelDrafter):
         vocab_size: int,
     ) -> None:
         ids = torch.arange(min(vocab_size, decoder.config.vocab_size), device=decoder.device)
-        super().__init__(kv, block_size, ids, vocab_size)
+        super().__init__(kv, block_size, ids, vocab_size, decoder.sampler)
         self._decoder = decoder
         window = decoder.config.window
         self._window = None if window is None else BlockWindow(window, block_size, ahead=0)

@@ -37,7 +37,8 @@ class HeadDrafter(ModelDrafter):
     """Drafts with `head`, whose KV has as many blocks as the target's."""
 
     def __init__(self, head: AnyHead, kv: KvStore, block_size: int) -> None:
-        super().__init__(kv, block_size, head.target_ids, head.config.vocab_size)
+        vocab_size = head.config.vocab_size
+        super().__init__(kv, block_size, head.target_ids, vocab_size, head.sampler)
         self.taps = head.config.taps
         self._head = head
         self._trails: dict[int, Trail] = {}

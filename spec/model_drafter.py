@@ -15,10 +15,11 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from ..kernels.sampler import PLAIN, Sampler
 from ..kv.tensors import KvStore
 from .batch import Feed
 from .candidates import guess
-from .controls import DRAFT, NOTHING, TEXT, Choices, Sites, finite_rows
+from .controls import DRAFT, NOTHING, TEXT, Choices, Sites
 from .drafter import Window
 from .held import Held
 from .params import Method
@@ -46,12 +47,15 @@ class ModelDrafter(ABC):
         block_size: int,
         ids: Tensor,
         vocab_size: int,
+        sampler: Sampler = PLAIN,
     ) -> None:
-        """ids: the tokens [D] that it can guess, of the target's `vocab_size`."""
+        """ids: the tokens [D] that it can guess, of the target's `vocab_size`. sampler: what
+        chooses from its logits."""
         self._kv = kv
         self._block_size = block_size
         self._ids = ids
         self._vocab_size = vocab_size
+        self._sampler = sampler
         self._sick: set[int] = set()
         self._held = Held()
         self._reaches: dict[int, Reach] = {}
@@ -82,7 +86,8 @@ class ModelDrafter(ABC):
             rows = {i: int(end) - 1 for i, end in zip(feeds, ends, strict=True)}
             asking = [windows[i] for i in rows]
             logits = self._logits(hidden[list(rows.values())])
-            append_guesses(asking, [drafts[i] for i in rows], logits, self._ids, self._vocab_size)
+            wanting = [drafts[i] for i in rows]
+            append_guesses(asking, wanting, logits, self._ids, self._vocab_size, self._sampler)
             states = {i: hidden[row : row + 1] for i, row in rows.items()}
             depth += 1
             feeds = {
@@ -121,7 +126,7 @@ class ModelDrafter(ABC):
         """`_forward`; adds those to `sick` whose numbers are not finite."""
         hidden = self._forward(windows, feeds, states)
         ends = np.cumsum([len(feed) for feed in feeds.values()])
-        finite = np.split(finite_rows(hidden).cpu().numpy(), ends[:-1])
+        finite = np.split(self._sampler.finite(hidden).cpu().numpy(), ends[:-1])
         sick |= {i for i, part in zip(feeds, finite, strict=True) if not part.all()}
         return hidden
 
@@ -175,20 +180,26 @@ class ModelDrafter(ABC):
 
 
 def append_guesses(
-    windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor, ids: Tensor, vocab: int
+    windows: Sequence[Window],
+    drafts: Sequence[list[int]],
+    logits: Tensor,
+    ids: Tensor,
+    vocab: int,
+    sampler: Sampler = PLAIN,
 ) -> None:
     """Append a guess to each draft from its row of logits [N, D] over the tokens `ids` [D] out of
     `vocab`; none where no token is allowed, or where odds are asked for and there are none."""
     quick = [i for i, w in enumerate(windows) if w.odds is None and not w.slot.processors]
     if quick:
         sites = [_site(windows[i], drafts[i]) for i in quick]
-        guesses = guess(logits[quick] if len(quick) < len(windows) else logits, ids, sites)
+        own = logits[quick] if len(quick) < len(windows) else logits
+        guesses = guess(own, ids, sites, sampler)
         for i, token in zip(quick, guesses, strict=True):
             drafts[i].append(token)
     rest = [i for i in range(len(windows)) if i not in quick]
     if rest:
         whole = logits.new_full((len(rest), vocab), -math.inf).index_copy_(1, ids, logits[rest])
-        _append_exactly([windows[i] for i in rest], [drafts[i] for i in rest], whole)
+        _append_exactly([windows[i] for i in rest], [drafts[i] for i in rest], whole, sampler)
 
 
 def _site(window: Window, draft: Sequence[int]) -> Sites:
@@ -196,9 +207,12 @@ def _site(window: Window, draft: Sequence[int]) -> Sites:
     return Sites(window.slot, window.upto, draft, len(draft), stream)
 
 
-def _append_exactly(windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor) -> None:
+def _append_exactly(
+    windows: Sequence[Window], drafts: Sequence[list[int]], logits: Tensor, sampler: Sampler
+) -> None:
     """The same from logits [N, V] over all tokens, as the target chooses."""
-    choices = Choices(logits, [_site(w, draft) for w, draft in zip(windows, drafts, strict=True)])
+    sites = [_site(w, draft) for w, draft in zip(windows, drafts, strict=True)]
+    choices = Choices(logits, sites, sampler)
     tokens = choices.tokens().tolist()
     for i, (window, draft, token) in enumerate(zip(windows, drafts, tokens, strict=True)):
         if token == NOTHING:

@@ -164,7 +164,7 @@ class ModelPair:
         rows = sampling_rows(works)
         logits = self._target.logits(hidden[rows]) if rows else hidden[:0]
         laps.append(perf_counter())
-        drawn = draw(works, hidden, logits)
+        drawn = draw(works, hidden, logits, self._target.sampler)
         self._tell(works, hidden, drawn)
         laps.append(perf_counter())
         return drawn

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.sampler import PLAIN, Sampler
 from ..kernels.verify import accept
 from .batch import Feed
-from .controls import NOTHING, Choices, Sites, finite_rows
+from .controls import NOTHING, Choices, Sites
 from .plan import Guesser, TokenLogprobs, Undrafted
 from .rejection import judge_draft
 from .slots import Slot
@@ -135,20 +136,21 @@ def sampling_rows(works: Sequence[Work]) -> list[int]:
     ]
 
 
-def draw(works: Sequence[Work], hidden: Tensor, logits: Tensor) -> list[Drawn]:
+def draw(
+    works: Sequence[Work], hidden: Tensor, logits: Tensor, sampler: Sampler = PLAIN
+) -> list[Drawn]:
     """Choose and accept: one result per work, from the final states hidden [T, H] of all packed
-    rows and the logits [S, V] of the sampling rows.
+    rows and the logits [S, V] of the sampling rows, by the sampler of the model that made both.
 
     A work that samples has no tokens in the end where the first is one that does not exist: where
     nothing is allowed. One further on is left for the next step to find.
     """
-    finite = finite_rows(hidden)
     sampling = [work for work in works if work.sample]
+    finite = [sampler.finite(hidden)]
     if sampling:
-        finite[sampling_rows(works)] &= finite_rows(logits)
-    chosen = iter(_choose(sampling, logits) if sampling else ())
-    firsts = np.cumsum([0] + [work.size for work in works[:-1]])
-    sound = np.logical_and.reduceat(finite.cpu().numpy(), firsts)
+        finite.append(sampler.finite(logits))
+    chosen = iter(_choose(sampling, logits, sampler) if sampling else ())
+    sound = _sound(works, [found.cpu().numpy() for found in finite])
     drawn, row = [], 0
     for work, ok in zip(works, sound, strict=True):
         tokens = next(chosen) if work.sample else []
@@ -157,9 +159,22 @@ def draw(works: Sequence[Work], hidden: Tensor, logits: Tensor) -> list[Drawn]:
     return drawn
 
 
-def _choose(works: Sequence[Work], logits: Tensor) -> list[list[int]]:
+def _sound(works: Sequence[Work], finite: Sequence[NDArray[np.bool_]]) -> list[bool]:
+    """Whether all numbers of each work are finite, given which packed rows are, and which sampling
+    rows if there are any."""
+    if all(found.all() for found in finite):
+        return [True] * len(works)
+    rows, *sampled = (found.copy() for found in finite)
+    for found in sampled:
+        rows[sampling_rows(works)] &= found
+    firsts = np.cumsum([0] + [work.size for work in works[:-1]])
+    sound: list[bool] = np.logical_and.reduceat(rows, firsts).tolist()
+    return sound
+
+
+def _choose(works: Sequence[Work], logits: Tensor, sampler: Sampler) -> list[list[int]]:
     """The tokens that each of the works, all of which sample, ends up with."""
-    choices = Choices(logits, [work.sites for work in works])
+    choices = Choices(logits, [work.sites for work in works], sampler)
     rejecting = {i for i, work in enumerate(works) if work.rejects and work.draft}
     chosen = choices.tokens(skip=rejecting)
     matches = _matches(chosen, works)
@@ -173,6 +188,10 @@ def _choose(works: Sequence[Work], logits: Tensor) -> list[list[int]]:
 
 def _matches(chosen: Tensor, works: Sequence[Work]) -> list[int]:
     """How many draft tokens of each work held, given the tokens [S] chosen at all sites."""
+    if not any(work.draft for work in works):
+        return [0] * len(works)
+    if chosen.device.type == "cpu":
+        return _matches_here(chosen.tolist(), works)
     lengths = np.array([len(work.draft) for work in works])
     width = int(lengths.max())
     drafts = np.zeros((len(works), width), dtype=np.int64)
@@ -184,4 +203,14 @@ def _matches(chosen: Tensor, works: Sequence[Work]) -> list[int]:
     on_device = (torch.from_numpy(a).to(chosen.device) for a in (sites, drafts, lengths))
     index, guesses, counts = on_device
     matches: list[int] = accept(chosen[index], guesses, counts).tolist()
+    return matches
+
+
+def _matches_here(chosen: Sequence[int], works: Sequence[Work]) -> list[int]:
+    """The same on the host: a few tokens, for which arrays are dear."""
+    matches, first = [], 0
+    for work in works:
+        pairs = zip(work.draft, chosen[first:], strict=False)
+        matches.append(next((i for i, (a, b) in enumerate(pairs) if a != b), len(work.draft)))
+        first += work.width
     return matches

@@ -1,12 +1,18 @@
 /* Decoder layers over packed rows and paged keys and values, all of them in one call.
 
-   Called by kernels/native/layers.py, in the launch thread. Everything a row becomes is computed by
+   Called by kernels/native/library.py, in the launch thread. Everything a row becomes is computed by
    the same operations in the same order whatever other rows there are. */
 
 #include "vector.h"
 #include "team.h"
 #include "matrix.h"
 #include "attention.h"
+#include "workspace.h"
+#include "linear.h"
+#include "embed.h"
+#include "noise.h"
+#include "limits.h"
+#include "sample.h"
 
 typedef struct {
     const float *attention_norm, *mlp_norm;  /* [hidden]; the first NULL where input is given */
@@ -22,19 +28,24 @@ typedef struct {
     const float *cosine, *sine;  /* [positions, dim]: as kernels/norm_rope.py wants them */
 } model;
 
+/* What goes through the layers, and what becomes of it besides the last layer's output. */
 typedef struct {
-    team *team;
-    size_t bytes;
-    void *memory;
-} workspace;
+    const layer *layers;
+    float *hidden;             /* [rows, hidden]: the residual stream */
+    const table *embedding;    /* of `tokens`, in which `hidden` begins; NULL: it is given */
+    const int64_t *tokens;     /* [rows] */
+    const float *states;       /* [rows, hidden]: see enter_head; NULL for a decoder */
+    const float *token_norm, *state_norm;
+    const int32_t *taps;       /* after how many layers `hidden` is kept, ascending */
+    bfloat16 *tapped;          /* [rows, tap_count * hidden] */
+    const float *norm;         /* the final one, applied in place; or NULL */
+    int32_t count, tap_count, normed_residual, reserved;
+} passage;
 
 typedef struct {
     const model *model;
-    const layer *layers;
-    int count;
+    const passage *passage;
     const step *step;
-    float *hidden;
-    const float *given;  /* see paceline_layers */
     workspace *space;
     float *wide, *narrow;  /* [rows, largest width], [rows, heads * dim] */
     packed_rows rows;
@@ -43,19 +54,8 @@ typedef struct {
     bench *benches;
 } run;
 
-static void pack_normed(const run *r, const packed_rows *to, const float *norm, int row) {
-    const int size = r->model->hidden;
-    const float *x = r->hidden + (size_t)row * size;
-    const __m512 factor = _mm512_set1_ps(inverse_rms(x, size, r->model->eps));
-    for (int g = 0; g < size / GROUP; g++) {
-        __m512 half[2];
-        for (int i = 0; i < 2; i++) {
-            int at = g * GROUP + 16 * i;
-            __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + at), factor);
-            half[i] = _mm512_mul_ps(v, _mm512_loadu_ps(norm + at));
-        }
-        pack_group(to, row, g, half[0], half[1]);
-    }
+static float *hidden_of(const run *r, int row) {
+    return r->passage->hidden + (size_t)row * r->model->hidden;
 }
 
 /* Norm (if any) and rotate one head in place (rotary embedding: Su et al. 2021). */
@@ -130,24 +130,64 @@ static void attend(const run *r, team *t, int member, const layer *l) {
                      task % m->kv_heads, r->wide, width, l->cache, r->narrow, r->benches + member);
 }
 
+/* A head's first layer attends to a token's embedding beside a state, each normed, and adds to the
+   state (EAGLE-3, Li et al. 2025). */
+static void enter_head(const run *r, int row) {
+    const passage *p = r->passage;
+    const int size = r->model->hidden;
+    const float eps = r->model->eps, *state = p->states + (size_t)row * size;
+    float *hidden = hidden_of(r, row);
+    packed_rows both = r->rows;
+    both.width = 2 * size;
+    pack_normed(&both, row, 0, hidden, p->token_norm, size, eps);
+    pack_normed(&both, row, size / GROUP, state, p->state_norm, size, eps);
+    memcpy(hidden, state, size * sizeof(float));
+    if (p->normed_residual) norm_row(hidden, p->state_norm, size, eps);
+}
+
+/* The rows that are wanted after `done` layers. */
+static void tap(const run *r, int done, int from, int to) {
+    const passage *p = r->passage;
+    const int size = r->model->hidden;
+    for (int i = 0; i < p->tap_count; i++) {
+        if (p->taps[i] != done) continue;
+        for (int row = from; row < to; row++) {
+            const float *hidden = hidden_of(r, row);
+            bfloat16 *out = p->tapped + ((size_t)row * p->tap_count + i) * size;
+            for (int d = 0; d < size; d += 16) store_bf16(out + d, _mm512_loadu_ps(hidden + d));
+        }
+    }
+}
+
+/* The input of a layer's attention, packed. */
+static void enter(const run *r, int i, int from, int to) {
+    const passage *p = r->passage;
+    packed_rows normed = r->rows;
+    normed.width = r->model->hidden;
+    for (int row = from; row < to; row++) {
+        if (i == 0 && p->embedding) embed(p->embedding, p->tokens[row], hidden_of(r, row));
+        if (i == 0 && p->states)
+            enter_head(r, row);
+        else
+            pack_normed(&normed, row, 0, hidden_of(r, row), p->layers[i].attention_norm,
+                        normed.width, r->model->eps);
+    }
+    tap(r, i, from, to);
+}
+
 static void run_layers(team *t, int member, void *argument) {
     const run *r = argument;
     const model *m = r->model;
+    const passage *p = r->passage;
     const int rows = r->step->rows, width = m->heads * m->dim;
+    packed_rows normed = r->rows, mixed = r->rows;
+    normed.width = m->hidden;
+    mixed.width = width;
     int from, to;
     team_part(t, member, rows, &from, &to);
-    for (int i = 0; i < r->count; i++) {
-        const layer *l = r->layers + i;
-        packed_rows normed = r->rows;
-        normed.width = m->hidden;
-        if (i == 0 && r->given != NULL) {
-            packed_rows given = r->rows;
-            given.width = l->qkv.inputs;
-            for (int row = from; row < to; row++)
-                pack_row(&given, row, r->given + (size_t)row * given.width);
-        } else {
-            for (int row = from; row < to; row++) pack_normed(r, &normed, l->attention_norm, row);
-        }
+    for (int i = 0; i < p->count; i++) {
+        const layer *l = p->layers + i;
+        enter(r, i, from, to);
         team_meet(t);
         multiply(r, t, member, &l->qkv, r->wide, 0);
         team_meet(t);
@@ -155,13 +195,12 @@ static void run_layers(team *t, int member, void *argument) {
         team_meet(t);
         attend(r, t, member, l);
         team_meet(t);
-        packed_rows mixed = r->rows;
-        mixed.width = width;
         for (int row = from; row < to; row++) pack_row(&mixed, row, r->narrow + (size_t)row * width);
         team_meet(t);
-        multiply(r, t, member, &l->o, r->hidden, 1);
+        multiply(r, t, member, &l->o, p->hidden, 1);
         team_meet(t);
-        for (int row = from; row < to; row++) pack_normed(r, &normed, l->mlp_norm, row);
+        for (int row = from; row < to; row++)
+            pack_normed(&normed, row, 0, hidden_of(r, row), l->mlp_norm, m->hidden, m->eps);
         team_meet(t);
         multiply(r, t, member, &l->gate_up, r->wide, 0);
         team_meet(t);
@@ -169,52 +208,38 @@ static void run_layers(team *t, int member, void *argument) {
         team_part(t, member, rows * (m->inner / GROUP), &first, &end);
         pack_gated(r, first, end);
         team_meet(t);
-        multiply(r, t, member, &l->down, r->hidden, 1);
+        multiply(r, t, member, &l->down, p->hidden, 1);
         team_meet(t);
     }
+    tap(r, p->count, from, to);
+    for (int row = from; p->norm && row < to; row++)
+        norm_row(hidden_of(r, row), p->norm, m->hidden, m->eps);
 }
-
-static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-static int larger(int a, int b) { return a > b ? a : b; }
 
 /* Memory for a step's intermediate results; 0 where there is not enough. */
 static int furnish(run *r, int members) {
     const model *m = r->model;
     const int qkv = (m->heads + 2 * m->kv_heads) * m->dim, wide = larger(qkv, 2 * m->inner);
-    const int packed = larger(larger(r->layers[0].qkv.inputs, m->hidden),
+    const int packed = larger(larger(r->passage->layers[0].qkv.inputs, m->hidden),
                               larger(m->inner, m->heads * m->dim));
     const size_t rows = r->step->rows, group = m->heads / m->kv_heads;
     const int at_once = larger(1, MOST_QUERIES / (int)group < ROWS_AT_ONCE
                                       ? MOST_QUERIES / (int)group : ROWS_AT_ONCE);
     size_t pieces = 0;
     for (int i = 0; i < r->step->spans; i++) pieces += r->step->span[i].count / at_once + 2;
-    size_t sizes[] = {
-        rounded(rows * wide * sizeof(float)),
-        rounded(rows * m->heads * m->dim * sizeof(float)),
-        rounded(rows * packed),
-        rounded(rows * packed / GROUP * sizeof(float)),
-        rounded(rows * packed / GROUP * sizeof(float)),
-        rounded(pieces * sizeof(piece)),
-        rounded(members * sizeof(bench)),
+    const size_t sizes[] = {
+        rows * wide * sizeof(float),
+        rows * m->heads * m->dim * sizeof(float),
+        rows * packed,
+        rows * packed / GROUP * sizeof(float),
+        rows * packed / GROUP * sizeof(float),
+        pieces * sizeof(piece),
+        members * sizeof(bench),
     };
-    size_t bytes = 0;
-    for (int i = 0; i < 7; i++) bytes += sizes[i];
-    workspace *space = r->space;
-    if (space->bytes < bytes) {
-        free(space->memory);
-        space->memory = aligned_alloc(64, bytes);
-        space->bytes = space->memory ? bytes : 0;
-        if (space->memory == NULL) return 0;
-    }
-    char *at = space->memory;
-    r->wide = (float *)at, at += sizes[0];
-    r->narrow = (float *)at, at += sizes[1];
-    r->rows.codes = (int8_t *)at, at += sizes[2];
-    r->rows.scales = (float *)at, at += sizes[3];
-    r->rows.sums = (float *)at, at += sizes[4];
-    r->pieces = (piece *)at, at += sizes[5];
-    r->benches = (bench *)at;
+    void *at[7];
+    if (!reserve(r->space, sizes, 7, at)) return 0;
+    r->wide = at[0], r->narrow = at[1], r->pieces = at[5], r->benches = at[6];
+    r->rows = (packed_rows){at[2], at[3], at[4], 0};
     r->piece_count = 0;
     for (int i = 0; i < r->step->spans; i++)
         for (int first = 0; first < r->step->span[i].count; first += at_once) {
@@ -224,69 +249,12 @@ static int furnish(run *r, int members) {
     return 1;
 }
 
-/* --- what Python calls ------------------------------------------------------------------------ */
-
-workspace *paceline_workspace(int threads) {
-    workspace *space = calloc(1, sizeof *space);
-    if (space == NULL) return NULL;
-    space->team = team_new(threads);
-    if (space->team != NULL) return space;
-    free(space);
-    return NULL;
-}
-
-void paceline_workspace_free(workspace *space) {
-    team_free(space->team);
-    free(space->memory);
-    free(space);
-}
-
-/* Add the output of `count` layers to hidden [rows, hidden] in place. given: what the first layer's
-   attention projects in place of its normed hidden, [rows, inputs of its qkv], or NULL. 0: there is
-   not enough memory, and nothing has been computed. */
-int paceline_layers(workspace *space, const model *m, const layer *layers, int count, const step *st,
-                    float *hidden, const float *given) {
-    run r = {.model = m, .layers = layers, .count = count, .step = st, .hidden = hidden};
-    r.given = given;
-    r.space = space;
+/* One passage through layers. 0: there is not enough memory; -1: a token has no embedding. Nothing
+   has been computed then. */
+int paceline_layers(workspace *space, const model *m, const passage *p, const step *st) {
+    run r = {.model = m, .passage = p, .step = st, .space = space};
+    if (p->embedding && !has_rows(p->embedding, p->tokens, st->rows)) return -1;
     if (!furnish(&r, space->team->members)) return 0;
     team_run(space->team, run_layers, &r);
-    return 1;
-}
-
-typedef struct {
-    const matrix *w;
-    packed_rows x;
-    const float *from;
-    float *y;
-    int rows;
-} linear_run;
-
-static void run_linear(team *t, int member, void *argument) {
-    linear_run *r = argument;
-    int from, to;
-    team_part(t, member, r->rows, &from, &to);
-    for (int row = from; row < to; row++)
-        pack_row(&r->x, row, r->from + (size_t)row * r->w->inputs);
-    team_meet(t);
-    team_part(t, member, r->w->outputs / LANES, &from, &to);
-    product(r->w, from, to, &r->x, r->rows, r->y, r->w->outputs, 0);
-}
-
-/* y [rows, outputs] = x [rows, inputs] · w. 0: there is not enough memory. */
-int paceline_linear(workspace *space, const matrix *w, const float *x, int rows, float *y) {
-    const size_t codes = rounded((size_t)rows * w->inputs);
-    const size_t scales = rounded((size_t)rows * w->inputs / GROUP * sizeof(float));
-    if (space->bytes < codes + 2 * scales) {
-        free(space->memory);
-        space->memory = aligned_alloc(64, codes + 2 * scales);
-        space->bytes = space->memory ? codes + 2 * scales : 0;
-        if (space->memory == NULL) return 0;
-    }
-    char *at = space->memory;
-    packed_rows packed = {(int8_t *)at, (float *)(at + codes), (float *)(at + codes + scales),
-                          w->inputs};
-    linear_run r = {w, packed, x, y, rows};
-    team_run(space->team, run_linear, &r);
     return 1;
 }

@@ -1,7 +1,7 @@
 """The native kernels as Python calls them: structs, and a workspace of threads and memory.
 
-Used by `models.native`. The structs are those of `layer.c`, `matrix.h` and `attention.h`, field by
-field; addresses are of tensors that the caller keeps alive.
+Used by `models.native` and `sampler`. The structs are those of the C sources, field by field;
+addresses are of tensors that the caller keeps alive.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..query_tiles import Span
@@ -62,6 +63,56 @@ class Step(Structure):
     )  # fmt: skip
 
 
+class Table(Structure):
+    """An embedding: rows bf16 [tokens, width], or tiles of so many bits, the other None."""
+
+    _fields_ = (
+        ("rows", c_void_p), ("tiles", c_void_p), ("tokens", c_int64), ("width", c_int32),
+        ("bits", c_int32),
+    )  # fmt: skip
+
+
+class Passage(Structure):
+    """What goes through `count` layers: hidden float32 [rows, H], in place.
+
+    embedding, tokens: the Table that hidden is to begin with, and int64 [rows]; None where hidden
+    is given. states: float32 [rows, H] beside it, of a head; token_norm, state_norm: of the two;
+    normed_residual: whether the head adds to the normed state. taps: int32 [tap_count] ascending,
+    after how many layers hidden is kept in tapped, bf16 [rows, tap_count * H]. norm: the final one,
+    in place, or None.
+    """
+
+    _fields_ = (
+        ("layers", c_void_p), ("hidden", c_void_p), ("embedding", POINTER(Table)),
+        ("tokens", c_void_p), ("states", c_void_p), ("token_norm", c_void_p),
+        ("state_norm", c_void_p), ("taps", c_void_p), ("tapped", c_void_p), ("norm", c_void_p),
+        ("count", c_int32), ("tap_count", c_int32), ("normed_residual", c_int32),
+        ("reserved", c_int32),
+    )  # fmt: skip
+
+
+class Inputs(Structure):
+    """Rows of a product: single float32 or half bf16 [rows, inputs], the other None. norm: float32
+    [inputs] and its eps, of single; or None. y: float32 [rows, outputs]."""
+
+    _fields_ = (
+        ("single", c_void_p), ("half", c_void_p), ("norm", c_void_p), ("y", c_void_p),
+        ("rows", c_int32), ("eps", c_float),
+    )  # fmt: skip
+
+
+class Choice(Structure):
+    """Rows of logits float32, `stride` apart, and of each its parameters: float32, but for top_k
+    and keys, which are int64. tokens: int64 [width] or None. chosen: int64 [rows]."""
+
+    _fields_ = (
+        ("logits", c_void_p), ("stride", c_int64), ("rows", c_int32), ("width", c_int32),
+        ("temperature", c_void_p), ("typical_p", c_void_p), ("top_p", c_void_p),
+        ("min_p", c_void_p), ("top_k", c_void_p), ("keys", c_void_p), ("tokens", c_void_p),
+        ("chosen", c_void_p),
+    )  # fmt: skip
+
+
 @cache
 def library(folder: Path) -> ctypes.CDLL:
     """The compiled kernels, kept in `folder`. Raises build.Unavailable."""
@@ -69,10 +120,11 @@ def library(folder: Path) -> ctypes.CDLL:
     lib.paceline_workspace.restype = c_void_p
     lib.paceline_workspace.argtypes = [c_int]
     lib.paceline_workspace_free.argtypes = [c_void_p]
-    lib.paceline_layers.argtypes = [
-        c_void_p, POINTER(Model), POINTER(Layer), c_int, POINTER(Step), c_void_p, c_void_p,
-    ]  # fmt: skip
-    lib.paceline_linear.argtypes = [c_void_p, POINTER(Matrix), c_void_p, c_int, c_void_p]
+    lib.paceline_layers.argtypes = [c_void_p, POINTER(Model), POINTER(Passage), POINTER(Step)]
+    lib.paceline_linear.argtypes = [c_void_p, POINTER(Matrix), POINTER(Inputs)]
+    lib.paceline_choose.argtypes = [c_void_p, POINTER(Choice)]
+    lib.paceline_finite.argtypes = [c_void_p, c_void_p, c_int, c_int, c_void_p]
+    lib.paceline_finite.restype = None
     return lib
 
 
@@ -89,28 +141,38 @@ class Workspace:
             raise MemoryError(f"the system has no {threads} threads for the native kernels")
         weakref.finalize(self, self._lib.paceline_workspace_free, self._address)
 
-    def layers(
-        self, model: Model, layers: ctypes.Array[Layer], first: int, count: int, step: Step,
-        hidden: Tensor, given: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """Add the output of `count` layers from the first on to hidden [rows, H], float32.
+    def layers(self, model: Model, passage: Passage, step: Step) -> None:
+        """Take a step's rows through layers. Raises IndexError where a token has no embedding."""
+        done = self._lib.paceline_layers(self._address, byref(model), byref(passage), byref(step))
+        if done < 0:
+            raise IndexError("a token has no embedding")
+        _check_memory(done)
 
-        given: what the first layer's attention projects in place of its normed hidden, float32.
-        """
-        begin = ctypes.cast(byref(layers, first * ctypes.sizeof(Layer)), POINTER(Layer))
-        inputs = None if given is None else given.data_ptr()
-        if not self._lib.paceline_layers(
-            self._address, byref(model), begin, count, byref(step), hidden.data_ptr(), inputs
-        ):
-            raise MemoryError("there is no memory for the step's intermediate results")
+    def linear(
+        self, matrix: Matrix, x: Tensor, y: Tensor, norm: Tensor | None = None, eps: float = 0.0
+    ) -> None:
+        """y [rows, outputs] float32 = x [rows, inputs] · matrix. x: float32 or bf16; norm: float32
+        [inputs], by which x in float32 is normed first. All are contiguous."""
+        at = x.data_ptr()
+        single, half = (at, None) if x.dtype == torch.float32 else (None, at)
+        own = None if norm is None else norm.data_ptr()
+        inputs = Inputs(single, half, own, y.data_ptr(), len(x), eps)
+        _check_memory(self._lib.paceline_linear(self._address, byref(matrix), byref(inputs)))
 
-    def linear(self, matrix: Matrix, x: Tensor, y: Tensor) -> None:
-        """y [rows, outputs] = x [rows, inputs] · matrix, both float32 and contiguous."""
-        rows = x.shape[0]
-        if not self._lib.paceline_linear(
-            self._address, byref(matrix), x.data_ptr(), rows, y.data_ptr()
-        ):
-            raise MemoryError("there is no memory for the product's intermediate results")
+    def choose(self, choice: Choice) -> None:
+        _check_memory(self._lib.paceline_choose(self._address, byref(choice)))
+
+    def finite(self, x: Tensor) -> Tensor:
+        """Whether each row of x [N, W] float32, contiguous, holds finite numbers only: bool [N]."""
+        rows, width = x.shape
+        found = torch.empty(rows, dtype=torch.bool)
+        self._lib.paceline_finite(self._address, x.data_ptr(), rows, width, found.data_ptr())
+        return found
+
+
+def _check_memory(enough: int) -> None:
+    if not enough:
+        raise MemoryError("there is no memory for the step's intermediate results")
 
 
 class Spans:

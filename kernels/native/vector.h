@@ -1,6 +1,7 @@
 /* Functions of sixteen floats at a time. Each lane depends on its own input alone, and every sum is
    taken in an order that depends on its length alone. */
 
+#include <float.h>
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.kernels.native.build import Unavailable
-from paceline.kernels.native.library import Layer, Matrix, Model, Step, Workspace, library
+from paceline.kernels.native.library import (
+    Layer,
+    Matrix,
+    Model,
+    Passage,
+    Step,
+    Workspace,
+    library,
+)
 from paceline.kernels.native.tiles import outputs_of, tiled
 from paceline.kernels.quant_linear import linear_reference
 from paceline.models.cache import default_cache_dir
@@ -192,7 +203,8 @@ class Tower:
             *(a.ctypes.data for a in (positions, where, spans, tables)),
         )  # fmt: skip
         out = hidden.clone()
-        self.space.layers(self.model, self.layers, 0, 2, step, out)
+        passage = Passage(ctypes.addressof(self.layers), out.data_ptr(), count=2)
+        self.space.layers(self.model, passage, step)
         return out
 
     def table(self, length: int) -> list[int]:
@@ -314,6 +326,13 @@ def test_a_row_does_not_depend_on_how_its_sequence_is_cut(heads, kv_heads, dim, 
             got = tower.step(hidden[at : at + count], [(at, count, table)])
             assert torch.equal(got, want[at : at + count]), (at, count)
             at += count
+
+
+def test_the_sources_that_a_library_is_kept_by_are_all_there_are():
+    from paceline.kernels.native import build
+
+    folder = Path(build.__file__).parent
+    assert sorted(build.SOURCES) == sorted(p.name for p in folder.glob("*.[ch]"))
 
 
 def test_a_failing_compiler_is_told_in_a_sentence(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels.noise import gumbel, noise_key, random_bits
+from paceline.kernels.noise import gumbel, key_at, noise_key, random_bits
 
 M64 = 2**64 - 1
 GUMBEL_MIN = -math.log(24 * math.log(2)) - 1e-5
@@ -144,3 +144,8 @@ def test_uniforms_are_flat_and_unlinked_along_every_axis(axis: str) -> None:
     for lag in (1, 2, 3, 64, 4096):
         correlation = float((centred[:-lag] * centred[lag:]).mean() * 12)
         assert abs(correlation) < 5 / math.sqrt(n)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**31))
+def test_a_single_key_is_that_of_the_arrays(seed: int, position: int) -> None:
+    assert key_at(seed, position) == noise_key(np.array([seed]), np.array([position]))[0]

@@ -125,6 +125,31 @@ def test_embeddings_are_the_rows_of_the_packed_matrix(tmp_path):
     assert torch.equal(native(directory).embed(ids), want.bfloat16())
 
 
+@needed
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_token_that_does_not_exist_is_an_error_and_not_a_fault(tied, tmp_path):
+    decoder = native(saved(tmp_path, tie_word_embeddings=tied))
+    for token in (512, -1):
+        with pytest.raises(IndexError, match="a token has no embedding"):
+            Packed(decoder, [[3, token, 4]], 16).run([[Piece(0, 0, 3)]])
+
+
+@needed
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_forward_begins_with_the_embeddings(tied, tmp_path):
+    decoder, tokens = native(saved(tmp_path, tie_word_embeddings=tied)), tokens_of(40, 3)
+    packed, found = Packed(decoder, [tokens], 16), []
+    whole = decoder.forward_tapped
+
+    def forward(batch, caches):
+        found.append(whole(batch, caches, (0,)))
+        return found[-1][0]
+
+    decoder.forward = forward
+    packed.run([[Piece(0, 0, 40)]])
+    assert torch.equal(found[0][1], decoder.embed(torch.tensor(tokens)))
+
+
 # --- a head beside it ---------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.kernels.sampler import Sampler
 from paceline.spec import work
 from paceline.spec.controls import TEXT, Choices, Sites
 from paceline.spec.plan import Opening, Row, StepPlan
@@ -86,8 +87,8 @@ class Seen(Choices):
 
     latest: Seen
 
-    def __init__(self, logits: Tensor, sites: Sequence[Sites]) -> None:
-        super().__init__(logits, sites)
+    def __init__(self, logits: Tensor, sites: Sequence[Sites], sampler: Sampler) -> None:
+        super().__init__(logits, sites, sampler)
         Seen.latest = self
 
 

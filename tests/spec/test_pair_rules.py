@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.kernels import sampler
 from paceline.models.decoder import Decoder
 from paceline.spec import controls
 from paceline.spec.draft_model import DraftModel
@@ -109,7 +110,7 @@ def test_rows_without_rules_are_drawn_from_the_logits_themselves(
 ) -> None:
     given: list[Tensor] = []
     made: list[Tensor] = []
-    inner, head = controls.choose, models.target.logits
+    inner, head = sampler.choose, models.target.logits
 
     def choose(logits: Tensor, *rest: Tensor) -> Tensor:
         given.append(logits)
@@ -119,7 +120,7 @@ def test_rows_without_rules_are_drawn_from_the_logits_themselves(
         made.append(head(hidden))
         return made[-1]
 
-    monkeypatch.setattr(controls, "choose", choose)
+    monkeypatch.setattr(sampler, "choose", choose)
     monkeypatch.setattr(models.target, "logits", logits)
     driver(models.pair()).run(jobs_of(SAMPLED, "ngram", 3)[:4])
     assert len(given) == len(made) > 0

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.sampler import PLAIN
 from paceline.kv.capacity import KvShape
 from paceline.kv.layers import PlainLayer
 from paceline.kv.tensors import KvStore, allocate
@@ -49,6 +50,8 @@ def tables(vocab: int, seed: int = 0, closeness: float = 0.7) -> tuple[Tensor, T
 
 class TableDecoder:
     """Stands where the pair expects a decoder. Its KV of a token is the token."""
+
+    sampler = PLAIN
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
