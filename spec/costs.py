@@ -11,6 +11,7 @@ from itertools import pairwise
 
 _QUICK = 0.1
 _SLOW = 0.02
+_AT_ONCE = 16
 _FURTHEST = 2.0
 """A single step counts as at most so many times slower or faster than foreseen: it may have been
 interrupted."""
@@ -37,6 +38,7 @@ class Curve:
         self._seconds.reverse()
         self._scale = 1.0
         self._table: list[float] = []
+        self._errors: dict[int, tuple[int, float]] = {}
 
     def __call__(self, count: int) -> float:
         if count >= len(self._table):
@@ -45,12 +47,19 @@ class Curve:
 
     def correct(self, count: int, seconds: float) -> None:
         """At this count it has just taken so long."""
-        ratio = seconds / self(count)
-        ratio = min(max(ratio, 1 / _FURTHEST), _FURTHEST)
+        ratio = min(max(seconds / self(count), 1 / _FURTHEST), _FURTHEST)
         self._scale *= 1 + _QUICK * (ratio - 1)
+        times, total = self._errors.get(count, (0, 0.0))
+        self._errors[count] = times + 1, total + ratio - 1
+        if times + 1 == _AT_ONCE:
+            del self._errors[count]
+            self._bend(count, 1 + _SLOW * (total + ratio - 1))
+
+    def _bend(self, count: int, factor: float) -> None:
+        """Move the points around a count, between their neighbours."""
         for i in self._around(count):
             least = self._seconds[i - 1] if i else 0.0
-            bent = self._seconds[i] * (1 + _SLOW * (ratio - 1))
+            bent = self._seconds[i] * factor
             most = self._seconds[i + 1] if i + 1 < len(self._seconds) else bent
             self._seconds[i] = min(max(bent, least), most)
         self._table.clear()

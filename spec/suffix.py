@@ -16,9 +16,9 @@ from .params import Method
 from .slots import Slot
 from .suffix_memory import SuffixMemory
 
-UNLIKELY = 0.5
+UNLIKELY = 0.3
 """Where no guess below it is wanted, a glimpse at the text comes first: a lone occurrence of the
-last token alone is a sign for 0.3 at most."""
+last token alone claims less."""
 
 
 class SuffixDrafter:

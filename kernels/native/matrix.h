@@ -12,7 +12,7 @@
 #define MOST_ROWS 8   /* whose sums with one tile fit in the registers */
 #define ROWS_OF_TWO 6 /* the same with two tiles */
 #define ROWS_IN_CACHE 60
-#define AHEAD 2560 /* bytes of weights that are under way from memory */
+#define AHEAD 8192 /* bytes of weights that are under way from memory */
 
 typedef struct {
     const uint8_t *tiles;  /* [outputs/LANES, inputs/GROUP, tile_bytes(bits)] */
@@ -79,8 +79,10 @@ static inline __attribute__((always_inline)) void tile_product(
             for (int t = 0; t < tiles; t++) dots[r][t] = _mm512_setzero_si512();
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) { /* four inputs of each output at a time */
+            /* Weights are read once a step and are more than any cache holds: they must not push
+               out what everything else between two steps needs, which is slower by half then. */
             if (tiles == 1 && c < bits)
-                _mm_prefetch((const char *)data + AHEAD + 64 * c, _MM_HINT_T0);
+                _mm_prefetch((const char *)data + AHEAD + 64 * c, _MM_HINT_NTA);
             __m512i v[MOST_TILES];
 #pragma GCC unroll 2
             for (int t = 0; t < tiles; t++) {
