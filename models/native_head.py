@@ -53,7 +53,7 @@ class NativeHead:
         def quantised(name: str) -> PackedMatrix:
             return quantise(tensors.pop(name), BITS)
 
-        layers = self._layers = NativeLayers(config, tensors, quantised, target.space)
+        layers = self._layers = NativeLayers(config, tensors, quantised, target.space, stays=True)
         own = tensors.pop(EMBEDDING, None)
         self._table = target.table
         if own is not None:

@@ -61,7 +61,8 @@ class NativeLayers:
 
     tensors: a checkpoint's, taken out as they are used. take_packed: gives a matrix of it by name,
     and forgets it. space: where they are computed; a draft shares its target's, as the threads of
-    another would be in the way. nbytes: what all that was taken occupies.
+    another would be in the way. stays: whether the weights are so few and used so often that they are
+    to stay in the caches. nbytes: what all that was taken occupies.
     """
 
     def __init__(
@@ -70,8 +71,11 @@ class NativeLayers:
         tensors: dict[str, Tensor],
         take_packed: Callable[[str], PackedMatrix],
         space: Workspace,
+        *,
+        stays: bool = False,
     ) -> None:
         self.nbytes = 0
+        self._stays = stays
         self._config = config
         self._tensors = tensors
         self._take_packed = take_packed
@@ -93,7 +97,7 @@ class NativeLayers:
             parts = [self._tensors.pop(name).float() for name in biases]
             bias = self.keep(torch.cat(parts)).data_ptr()
         outputs, inputs = whole.shape
-        matrix = Matrix(tiles.data_ptr(), bias, outputs, inputs, whole.bits, 0)
+        matrix = Matrix(tiles.data_ptr(), bias, outputs, inputs, whole.bits, self._stays)
         return Product(tiles, matrix, self._space)
 
     def add(self, prefix: str, attention_norm: str | None = "input_layernorm") -> None:

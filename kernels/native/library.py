@@ -25,11 +25,12 @@ LANES = 16
 
 
 class Matrix(Structure):
-    """tiles: see `tiles.py`. bias: float32 [outputs], or None."""
+    """tiles: see `tiles.py`. bias: float32 [outputs], or None. stays: whether the tiles are to stay
+    in the caches."""
 
     _fields_ = (
         ("tiles", c_void_p), ("bias", c_void_p), ("outputs", c_int32), ("inputs", c_int32),
-        ("bits", c_int32), ("reserved", c_int32),
+        ("bits", c_int32), ("stays", c_int32),
     )  # fmt: skip
 
 

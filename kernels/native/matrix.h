@@ -17,7 +17,7 @@
 typedef struct {
     const uint8_t *tiles;  /* [outputs/LANES, inputs/GROUP, tile_bytes(bits)] */
     const float *bias;     /* [outputs] or NULL */
-    int32_t outputs, inputs, bits, reserved;
+    int32_t outputs, inputs, bits, stays;
 } matrix;
 
 /* Rows in 8 bits: codes [rows, width]; of each group the scale and scale * (sum of codes). */
@@ -81,8 +81,10 @@ static inline __attribute__((always_inline)) void tile_product(
         for (int c = 0; c < 8; c++) { /* four inputs of each output at a time */
             /* Weights are read once a step and are more than any cache holds: they must not push
                out what everything else between two steps needs, which is slower by half then. */
-            if (tiles == 1 && c < bits)
-                _mm_prefetch((const char *)data + AHEAD + 64 * c, _MM_HINT_NTA);
+            if (tiles == 1 && c < bits) {
+                if (w->stays) _mm_prefetch((const char *)data + AHEAD + 64 * c, _MM_HINT_T0);
+                else _mm_prefetch((const char *)data + AHEAD + 64 * c, _MM_HINT_NTA);
+            }
             __m512i v[MOST_TILES];
 #pragma GCC unroll 2
             for (int t = 0; t < tiles; t++) {
