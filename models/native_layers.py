@@ -61,8 +61,8 @@ class NativeLayers:
 
     tensors: a checkpoint's, taken out as they are used. take_packed: gives a matrix of it by name,
     and forgets it. space: where they are computed; a draft shares its target's, as the threads of
-    another would be in the way. stays: whether the weights are so few and used so often that they are
-    to stay in the caches. nbytes: what all that was taken occupies.
+    another would be in the way. stays: whether the weights are so few, and used so often, that they
+    are to stay in the caches. nbytes: what all that was taken occupies.
     """
 
     def __init__(
