@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     num_speculative_tokens: Annotated[int | None, _Unset] = _setting(
         "speculation",
         None,
-        "Draft tokens per step at most; none: the measured default.",
+        "Draft tokens per step at most; none: as many as pay, of a model 4.",
         ge=1,
         le=MAX_DRAFT,
     )

@@ -38,7 +38,7 @@ class Curve:
         self._seconds.reverse()
         self._scale = 1.0
         self._table: list[float] = []
-        self._errors: dict[int, tuple[int, float]] = {}
+        self._errors: dict[tuple[int, ...], tuple[int, float]] = {}
 
     def __call__(self, count: int) -> float:
         if count >= len(self._table):
@@ -49,27 +49,28 @@ class Curve:
         """At this count it has just taken so long."""
         ratio = min(max(seconds / self(count), 1 / _FURTHEST), _FURTHEST)
         self._scale *= 1 + _QUICK * (ratio - 1)
-        times, total = self._errors.get(count, (0, 0.0))
-        self._errors[count] = times + 1, total + ratio - 1
+        around = self._around(count)
+        times, total = self._errors.get(around, (0, 0.0))
+        self._errors[around] = times + 1, total + ratio - 1
         if times + 1 == _AT_ONCE:
-            del self._errors[count]
-            self._bend(count, 1 + _SLOW * (total + ratio - 1))
+            del self._errors[around]
+            self._bend(around, 1 + _SLOW * (total + ratio - 1))
 
-    def _bend(self, count: int, factor: float) -> None:
-        """Move the points around a count, between their neighbours."""
-        for i in self._around(count):
-            least = self._seconds[i - 1] if i else 0.0
-            bent = self._seconds[i] * factor
-            most = self._seconds[i + 1] if i + 1 < len(self._seconds) else bent
-            self._seconds[i] = min(max(bent, least), most)
+    def _bend(self, around: tuple[int, ...], factor: float) -> None:
+        """Move some points, and others with them where more would cost less."""
+        for i in around:
+            bent = self._seconds[i] = self._seconds[i] * factor
+            for j in range(len(self._seconds)):
+                limit = min if j < i else max
+                self._seconds[j] = limit(self._seconds[j], bent)
         self._table.clear()
 
-    def _around(self, count: int) -> list[int]:
+    def _around(self, count: int) -> tuple[int, ...]:
         """Indices of the points on both sides of a count."""
         above = next((i for i, it in enumerate(self._counts) if it >= count), len(self._counts))
         exact = above < len(self._counts) and self._counts[above] == count
-        around = [above] if exact else [above - 1, above]
-        return [i for i in around if 0 <= i < len(self._counts)]
+        around = (above,) if exact else (above - 1, above)
+        return tuple(i for i in around if 0 <= i < len(self._counts))
 
     def _fill(self, count: int) -> None:
         """Extend the table to this count and, as others will be asked for, somewhat beyond."""

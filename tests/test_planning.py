@@ -11,6 +11,7 @@ import pytest
 from paceline.cli import main
 from paceline.models.cache import default_cache_dir
 from paceline.models.source import demo_directory
+from paceline.spec.pacing import MODEL_K
 from support.tiny_heads import save_head
 from support.tiny_models import cut_layers, save_tiny
 
@@ -88,7 +89,7 @@ def test_a_directory_and_its_draft(kind, model, tmp_path, capsys):
     else:
         assert known["draft"]["name"] == draft
         assert 0 < known["draft"]["pool_share"] < 0.3
-        assert known["rate"]["drafted"]["k"] == 3
+        assert known["rate"]["drafted"]["k"] == MODEL_K
 
 
 def test_bandwidth_is_measured_where_it_is_not_given(model, capsys):

@@ -43,7 +43,10 @@ async def test_an_answer_is_the_same_streamed_and_whole(official):
     assert body[0].choices[0].delta.role == "assistant"
     assert ending.choices[0].finish_reason == answer.choices[0].finish_reason == "length"
     assert last.choices == []
-    assert last.usage == answer.usage
+    # What was drafted depends on how long steps took.
+    assert last.usage.completion_tokens == answer.usage.completion_tokens
+    assert last.usage.prompt_tokens == answer.usage.prompt_tokens
+    assert last.usage.speculation["method"] == answer.usage.speculation["method"]
     assert answer.usage.completion_tokens == 24
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 24
 

@@ -29,9 +29,9 @@ def test_the_first_block_is_where_attention_begins_to_read(tokens: int, block_si
 def test_no_sequence_holds_more_than_the_most(
     tokens: int, block_size: int, ahead: int, landed: int
 ) -> None:
-    """`ahead` tokens in the air, and a draft that has a row of as many to follow."""
+    """With `ahead` tokens in the air."""
     window = Window(tokens, block_size, ahead)
-    first = window.first_block(max(0, landed - ahead))
+    first = window.first_block(landed)
     assert -(-(landed + ahead) // block_size) - first <= window.most_blocks
 
 

@@ -56,7 +56,13 @@ class TableDecoder:
     def __init__(self, table: Tensor) -> None:
         self.table = table
         self.config = SimpleNamespace(
-            heads=1, kv_heads=1, head_dim=1, layers=1, vocab_size=table.shape[-1], windows=(None,)
+            heads=1,
+            kv_heads=1,
+            head_dim=1,
+            layers=1,
+            vocab_size=table.shape[-1],
+            window=None,
+            windows=(None,),
         )
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
