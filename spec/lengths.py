@@ -41,11 +41,12 @@ class Candidate(NamedTuple):
 @dataclass(slots=True)
 class _Sequence:
     """own: what became of guesses. length: of drafts, until the next review. burst: so many steps
-    more with a guess to find out."""
+    more with a guess to find out. alone: whether guesses would pay if no other sequence ran."""
 
     own: Own = field(default_factory=Own)
     length: int = 0
     burst: int = 0
+    alone: bool = False
 
 
 class Lengths:
@@ -81,9 +82,14 @@ class Lengths:
         if self._left <= 0 or who != self._reviewed:
             self._left, self._reviewed = REVIEW, who
             for it, length in zip(candidates, self._best(candidates, streams, rows), strict=True):
-                self._sequences[it.slot].length = length
+                sequence = self._sequences[it.slot]
+                sequence.length, sequence.alone = length, self._pays_alone(it)
         self._explore(candidates, streams, rows)
         return [self._length(it) for it in candidates]
+
+    def alone(self, slot: int) -> bool:
+        """Whether guesses would pay if no other sequence ran, as far as was known of late."""
+        return self._sequences[slot].alone
 
     def seconds(self, rounds: int, candidates: Sequence[Candidate], share: float = 1.0) -> float:
         """That the rounds take; catching up counts by share."""
@@ -92,6 +98,10 @@ class Lengths:
         lag = sum(it.lag for it in candidates)
         draft = self._gain.costs.draft
         return draft.seconds(rounds, len(candidates)) + lag * share * draft.token
+
+    def _pays_alone(self, candidate: Candidate) -> bool:
+        [chance] = self.chances(candidate.slot, 1)
+        return self._gain.rate(1, 1, 1, chance, self.seconds(1, [candidate], 0.0)) > 1.0
 
     def _length(self, candidate: Candidate) -> int:
         sequence = self._sequences[candidate.slot]

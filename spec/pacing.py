@@ -110,6 +110,8 @@ class Pacer:
         """What each row is to have."""
         looked = [self._chances(ask) for ask in asks]
         lengths = self._model_lengths(asks, streams, rows)
+        if not any(lengths) and not any(looked):
+            return [Choice(0, 0, self._reason(ask, (), streams)) for ask in asks]
         guessed = [self._lengths.chances(a.slot, n) for a, n in zip(asks, lengths, strict=True)]
         for i, own in enumerate(looked):
             if sum(own) > sum(guessed[i]):
@@ -151,13 +153,10 @@ class Pacer:
             return "load"
         if not looked and not ask.model:
             return "nothing"
-        if streams == 1:
-            return "unlikely"
-        cost = self._lengths.seconds(1, [_candidate(ask)], 0.0)
-        alone = [self._gain.rate(1, 1, 1, looked[0], 0.0)] if looked else []
-        if ask.model:
-            alone.append(self._gain.rate(1, 1, 1, self._lengths.chances(ask.slot, 1)[0], cost))
-        return "load" if max(alone) > 1.0 else "unlikely"
+        alone = ask.model and self._lengths.alone(ask.slot)
+        if looked and not alone:
+            alone = self._gain.rate(1, 1, 1, looked[0], 0.0) > 1.0
+        return "load" if streams > 1 and alone else "unlikely"
 
     # --- learning ----------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from .params import Method
 from .slots import Slot
 from .suffix_memory import SuffixMemory
 
-UNLIKELY = 0.3
-"""Where no guess below it is wanted, a glimpse at the text comes first: a lone occurrence of the
-last token alone claims less."""
+UNLIKELY = 0.15
+"""Where no guess below it is wanted, a glimpse at the text comes first. It overlooks only what the
+last token alone is a sign for, and a lone occurrence of that claims 0.3."""
 
 
 class SuffixDrafter:
