@@ -54,12 +54,26 @@ static inline void pack_row(const packed_rows *to, int r, const float *x) {
         pack_group(to, r, g, _mm512_loadu_ps(x + g * GROUP), _mm512_loadu_ps(x + g * GROUP + 16));
 }
 
+/* How weights come from memory. They are read once a step and are more than any cache holds, so they
+   must not push out what everything else between two steps needs, which takes twice as long then. */
+typedef enum { THERE, PASSING, STAYING } fetching;
+
+/* Have a group of a tile on its way. */
+static inline __attribute__((always_inline)) void fetch_group(const uint8_t *data, int bits,
+                                                              fetching how) {
+#pragma GCC unroll 9
+    for (int line = 0; line <= bits; line++) {
+        if (how == PASSING) _mm_prefetch((const char *)data + 64 * line, _MM_HINT_NTA);
+        else _mm_prefetch((const char *)data + 64 * line, _MM_HINT_T0);
+    }
+}
+
 /* `tiles` tiles of LANES outputs each for `rows` rows from the first of `x` on; `tiles`, `rows` and
    `bits` are constants wherever this is used. A row's numbers are read once for all of the tiles, as
    it is reading that takes longest. y: [rows, stride], to be set or added to. */
 static inline __attribute__((always_inline)) void tile_product(
     const matrix *w, int tile, const packed_rows *x, int first, int tiles, int rows, int bits,
-    float *y, int stride, int add) {
+    fetching how, float *y, int stride, int add) {
     const int groups = w->inputs / GROUP, bytes = tile_bytes(bits);
     const uint8_t *data = w->tiles + (size_t)tile * groups * bytes;
     const size_t next = (size_t)groups * bytes;
@@ -77,14 +91,13 @@ static inline __attribute__((always_inline)) void tile_product(
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
             for (int t = 0; t < tiles; t++) dots[r][t] = _mm512_setzero_si512();
+        if (how != THERE) {
+            const size_t ahead = tiles == 1 ? AHEAD : tiles * next;
+#pragma GCC unroll 2
+            for (int t = 0; t < tiles; t++) fetch_group(data + t * next + ahead, bits, how);
+        }
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++) { /* four inputs of each output at a time */
-            /* Weights are read once a step and are more than any cache holds: they must not push
-               out what everything else between two steps needs, which is slower by half then. */
-            if (tiles == 1 && c < bits) {
-                if (w->stays) _mm_prefetch((const char *)data + AHEAD + 64 * c, _MM_HINT_T0);
-                else _mm_prefetch((const char *)data + AHEAD + 64 * c, _MM_HINT_NTA);
-            }
             __m512i v[MOST_TILES];
 #pragma GCC unroll 2
             for (int t = 0; t < tiles; t++) {
@@ -137,19 +150,19 @@ static inline __attribute__((always_inline)) void tile_product(
 
 #define CASE(tiles, rows) \
     case rows: \
-        if (w->bits == 4) tile_product(w, tile, x, first, tiles, rows, 4, y, stride, add); \
-        else tile_product(w, tile, x, first, tiles, rows, 8, y, stride, add); \
+        if (w->bits == 4) tile_product(w, tile, x, first, tiles, rows, 4, how, y, stride, add); \
+        else tile_product(w, tile, x, first, tiles, rows, 8, how, y, stride, add); \
         break;
 
-static void one_tile(const matrix *w, int tile, const packed_rows *x, int first, int rows, float *y,
-                     int stride, int add) {
+static void one_tile(const matrix *w, int tile, const packed_rows *x, int first, int rows,
+                     fetching how, float *y, int stride, int add) {
     switch (rows) {
         CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(1, 4) CASE(1, 5) CASE(1, 6) CASE(1, 7) CASE(1, 8)
     }
 }
 
-static void two_tiles(const matrix *w, int tile, const packed_rows *x, int first, int rows, float *y,
-                      int stride, int add) {
+static void two_tiles(const matrix *w, int tile, const packed_rows *x, int first, int rows,
+                      fetching how, float *y, int stride, int add) {
     switch (rows) { CASE(2, 4) CASE(2, 5) CASE(2, 6) }
 }
 
@@ -159,10 +172,11 @@ static void two_tiles(const matrix *w, int tile, const packed_rows *x, int first
 static void product(const matrix *w, int from, int to, const packed_rows *x, int rows, float *y,
                     int stride, int add) {
     for (int start = 0; start < rows; start += ROWS_IN_CACHE) {
-        const int count = rows - start < ROWS_IN_CACHE ? rows - start : ROWS_IN_CACHE;
+        const int left = rows - start, count = left < ROWS_IN_CACHE ? left : ROWS_IN_CACHE;
+        const fetching how = w->stays || left > count ? STAYING : PASSING;
         if (count <= MOST_ROWS) {
             for (int tile = from; tile < to; tile++)
-                one_tile(w, tile, x, start, count, y, stride, add);
+                one_tile(w, tile, x, start, count, how, y, stride, add);
             continue;
         }
         /* In parts that are as large as one another: nine rows are four and five. */
@@ -170,9 +184,10 @@ static void product(const matrix *w, int from, int to, const packed_rows *x, int
         for (int tile = from; tile < to; tile += 2)
             for (int part = 0; part < parts; part++) {
                 const int first = start + count * part / parts;
-                const int end = start + count * (part + 1) / parts;
-                if (tile + 1 < to) two_tiles(w, tile, x, first, end - first, y, stride, add);
-                else one_tile(w, tile, x, first, end - first, y, stride, add);
+                const int some = start + count * (part + 1) / parts - first;
+                const fetching now = part ? THERE : how;
+                if (tile + 1 < to) two_tiles(w, tile, x, first, some, now, y, stride, add);
+                else one_tile(w, tile, x, first, some, now, y, stride, add);
             }
     }
 }
