@@ -6,6 +6,7 @@ module of `actors` that may import torch.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Literal
 
 import torch
@@ -61,3 +62,11 @@ def dtype_of(settings: Settings) -> torch.dtype:
     name = "bfloat16" if settings.dtype == "auto" else settings.dtype
     found: torch.dtype = getattr(torch, name)
     return found
+
+
+def give_back_memory() -> None:
+    """Return to the system what has been freed. The C library keeps it otherwise, and loading a
+    model takes a good deal for a moment."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)

@@ -43,7 +43,7 @@ from .admission import AdmissionLimits
 from .engine import ServingInfo
 from .forecast import forecast, wish_of
 from .launch import LaunchThread
-from .machine import device_of, dtype_of, kind_of, machine_of
+from .machine import device_of, dtype_of, give_back_memory, kind_of, machine_of
 from .planner import Limits
 from .settings import Settings
 from .supervisor import Parts
@@ -83,6 +83,7 @@ async def load(settings: Settings, progress: Progress = silent) -> Parts:
         raise
     gc.collect()
     gc.freeze()  # what has been loaded stays: full collections need not walk it again
+    give_back_memory()
     info = built.info
     limits = Limits(
         step_tokens=settings.batched_tokens(device.type),
