@@ -21,6 +21,7 @@ from .head_config import HeadConfig
 from .layout import EMBEDDING, OUTPUT
 from .native import NativeDecoder
 from .native_layers import NativeLayers
+from .native_rounds import Course, NativeRounds
 from .packed import PackedMatrix
 from .quantise import quantise
 
@@ -70,6 +71,9 @@ class NativeHead:
         self._output = layers.product([OUTPUT])
         positions = max(config.max_position, target.config.max_position)
         layers.finish(config.rope, positions, config.scale)
+        self._rounds = NativeRounds(
+            layers, self._passage(), self._fc, self._output, self._norm, self.target_ids
+        )
         self.weight_bytes = layers.nbytes
         tensors.clear()
 
@@ -82,17 +86,26 @@ class NativeHead:
         """The head's own states [T, H], before the final norm, as `head.Head.forward`."""
         states = states.contiguous()
         hidden = torch.empty_like(states)
-        passage = Passage(
-            hidden=hidden.data_ptr(),
+        passage = self._passage()
+        passage.hidden, passage.states = hidden.data_ptr(), states.data_ptr()
+        passage.tokens = batch.tokens.data_ptr()
+        self._layers.run(self._layers.step(batch, caches), passage)
+        return hidden
+
+    def guesses(
+        self, courses: Sequence[Course], caches: Sequence[LayerKv]
+    ) -> list[list[int] | None]:
+        """As many guesses as each course wants, as `fuse`, `forward`, `logits` and the sampler make
+        them round by round; None where its states are not finite."""
+        return self._rounds.draw(courses, caches)
+
+    def _passage(self) -> Passage:
+        return Passage(
             embedding=pointer(self._table),
-            tokens=batch.tokens.data_ptr(),
-            states=states.data_ptr(),
             token_norm=self._embedding_norm.data_ptr(),
             state_norm=self._state_norm.data_ptr(),
             normed_residual=self.config.norm_before_residual,
         )
-        self._layers.run(self._layers.step(batch, caches), passage)
-        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """States [S, H] that `forward` returned → [S, D], over the head's own tokens."""

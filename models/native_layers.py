@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from ctypes import pointer
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..kernels.layer_kv import LayerKv
-from ..kernels.native.library import Layer, Matrix, Model, Passage, Step, Workspace, step_of
+from ..kernels.native.library import (
+    Layer,
+    Matrix,
+    Model,
+    Passage,
+    Rounds,
+    Step,
+    Workspace,
+    step_of,
+)
 from ..kernels.native.tiles import tiled
 from .batch import Batch
 from .layer import Shape
@@ -136,20 +146,32 @@ class NativeLayers:
 
     def step(self, batch: Batch, caches: Sequence[LayerKv]) -> Step:
         """A batch as the layers take it; their keys and values are in `caches`."""
+        blocks, size = self.attach(caches)
+        return step_of(batch.positions, batch.where, batch.spans, size, blocks)
+
+    def run(self, step: Step, passage: Passage) -> None:
+        """Take a step's rows through all layers, which the passage need not name."""
+        self._space.layers(self._model, self._whole(passage), step)
+
+    def run_rounds(self, rounds: Rounds, passage: Passage) -> None:
+        """Draw guesses of a head with these layers, which need not be named; its passage neither
+        names what passes."""
+        rounds.model, rounds.passage = pointer(self._model), pointer(self._whole(passage))
+        self._space.rounds(rounds)
+
+    def _whole(self, passage: Passage) -> Passage:
+        passage.layers, passage.count = ctypes.addressof(self._all), len(self._all)
+        return passage
+
+    def attach(self, caches: Sequence[LayerKv]) -> tuple[int, int]:
+        """Keep keys and values in `caches`. Returns their blocks, and the tokens per block."""
         if caches is not self._caches:
             self._cells = [plain_cells(cache) for cache in caches]
             for layer, cells in zip(self._all, self._cells, strict=True):
                 layer.cache = cells.data_ptr()
             self._caches = caches
         _, blocks, size = self._cells[0].shape
-        return step_of(
-            batch.positions, batch.where, batch.spans, size // self._config.head_dim, blocks
-        )
-
-    def run(self, step: Step, passage: Passage) -> None:
-        """Take a step's rows through all layers, which the passage need not name."""
-        passage.layers, passage.count = ctypes.addressof(self._all), len(self._all)
-        self._space.layers(self._model, passage, step)
+        return blocks, size // self._config.head_dim
 
     def keep(self, tensor: Tensor) -> Tensor:
         """The kernels hold its address as long as these layers live."""

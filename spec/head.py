@@ -17,10 +17,11 @@ from torch import Tensor
 from ..kv.tensors import KvStore
 from ..models.head import Head
 from ..models.native_head import NativeHead
+from ..models.native_rounds import Course
 from .batch import Feed, assemble
 from .drafter import Window
 from .held import Held
-from .model_drafter import ModelDrafter
+from .model_drafter import ModelDrafter, plain
 from .slots import Slot
 from .trail import Trail
 
@@ -105,6 +106,21 @@ class HeadDrafter(ModelDrafter):
         start = min(reach.end, end - 1)
         return Feed(slot.tokens[start:end], start, slot.blocks, slot.index, reach.origin)
 
+    def _at_once(
+        self, windows: Sequence[Window], feeds: Mapping[int, Feed]
+    ) -> dict[int, list[int] | None]:
+        able = [i for i in feeds if plain(windows[i])]
+        if not able or not isinstance(self._head, NativeHead):
+            return {}
+        courses = [self._course(windows[i], feeds[i]) for i in able]
+        return dict(zip(able, self._head.guesses(courses, self._kv.layers), strict=True))
+
+    def _course(self, window: Window, feed: Feed) -> Course:
+        states = self._read(window, feed)
+        return Course(
+            feed.tokens, feed.start, feed.blocks, feed.origin, states, window.k, window.slot.params
+        )
+
     def _forward(
         self, windows: Sequence[Window], feeds: Mapping[int, Feed], states: Mapping[int, Tensor]
     ) -> Tensor:
@@ -116,11 +132,13 @@ class HeadDrafter(ModelDrafter):
     ) -> Tensor:
         if states:
             return torch.cat([states[i] for i in feeds])
-        parts = [
-            self._trails[windows[i].slot.index].between(feed.start - 1, feed.start + len(feed) - 1)
-            for i, feed in feeds.items()
-        ]
+        parts = [self._read(windows[i], feed) for i, feed in feeds.items()]
         return self._head.fuse(torch.cat(parts))
+
+    def _read(self, window: Window, feed: Feed) -> Tensor:
+        """The target's state [len(feed), S] of the token before each of the feed's."""
+        trail = self._trails[window.slot.index]
+        return trail.between(feed.start - 1, feed.start + len(feed) - 1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._head.logits(hidden)

@@ -34,7 +34,7 @@ class ModelDrafter(ABC):
     """Drafts for every window at once that wants a guess, and computes nothing for the others. The
     first round brings the draft's KV up to the known tokens, whatever each window lacks, and draws
     the first guesses; each further round feeds the guesses of the last one to the windows that want
-    more.
+    more. A draft that can make a window's guesses at once does so, where they are plain.
 
     state_bytes: what it keeps of all blocks beside its KV."""
 
@@ -78,8 +78,39 @@ class ModelDrafter(ABC):
         self._kv.begin(windows[i].slot.index for i in lags)
         sick: set[int] = set()
         feeds = self._catch_up(windows, lags, sick)
+        for i, guesses in self._at_once(windows, feeds).items():
+            del feeds[i]
+            if guesses is None:
+                sick.add(i)
+            else:
+                drafts[i] += guesses
+        self._by_rounds(windows, feeds, drafts, sick)
+        for i, lag in lags.items():
+            if i in sick:
+                self._give_up(windows[i], drafts[i], lag.start)
+            else:
+                self._kv.commit((windows[i].slot.index,))
+                self._mark(windows[i])
+                self._land(windows[i], drafts[i])
+        return drafts
+
+    def _at_once(
+        self, windows: Sequence[Window], feeds: Mapping[int, Feed]
+    ) -> dict[int, list[int] | None]:
+        """All guesses of those windows, with these feeds, for which they can be had at once, which
+        costs less than by rounds; None for one whose numbers are not finite."""
+        return {}
+
+    def _by_rounds(
+        self,
+        windows: Sequence[Window],
+        feeds: Mapping[int, Feed],
+        drafts: Sequence[list[int]],
+        sick: set[int],
+    ) -> None:
+        """Add guesses to the drafts of windows with these feeds, to all of them in every round."""
+        firsts, depth = feeds, 0
         states: Mapping[int, Tensor] = {}
-        depth = 0
         while feeds:
             hidden = self._compute(windows, feeds, states, sick)
             ends = np.cumsum([len(feed) for feed in feeds.values()])
@@ -91,18 +122,10 @@ class ModelDrafter(ABC):
             states = {i: hidden[row : row + 1] for i, row in rows.items()}
             depth += 1
             feeds = {
-                i: replace(lags[i], tokens=np.array(drafts[i][-1:]), start=w.upto + depth - 1)
+                i: replace(firsts[i], tokens=np.array(drafts[i][-1:]), start=w.upto + depth - 1)
                 for i in rows
                 if (w := windows[i]).k > depth and len(drafts[i]) == depth
             }
-        for i, lag in lags.items():
-            if i in sick:
-                self._give_up(windows[i], drafts[i], lag.start)
-            else:
-                self._kv.commit((windows[i].slot.index,))
-                self._mark(windows[i])
-                self._land(windows[i], drafts[i])
-        return drafts
 
     def _catch_up(
         self, windows: Sequence[Window], lags: Mapping[int, Feed], sick: set[int]
@@ -179,6 +202,11 @@ class ModelDrafter(ABC):
             window.odds.clear()
 
 
+def plain(window: Window) -> bool:
+    """Whether guesses are drawn from logits as they are, and nobody asks for their odds."""
+    return window.odds is None and not window.slot.processors
+
+
 def append_guesses(
     windows: Sequence[Window],
     drafts: Sequence[list[int]],
@@ -189,7 +217,7 @@ def append_guesses(
 ) -> None:
     """Append a guess to each draft from its row of logits [N, D] over the tokens `ids` [D] out of
     `vocab`; none where no token is allowed, or where odds are asked for and there are none."""
-    quick = [i for i, w in enumerate(windows) if w.odds is None and not w.slot.processors]
+    quick = [i for i, w in enumerate(windows) if plain(w)]
     if quick:
         sites = [_site(windows[i], drafts[i]) for i in quick]
         own = logits[quick] if len(quick) < len(windows) else logits

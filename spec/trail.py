@@ -27,7 +27,8 @@ class Trail:
         """The states [n, S] of the next tokens."""
         most, count = len(self._rows), len(states)
         self.end += count
-        states = states[-most:]
+        if count > most:
+            states = states[-most:]
         last = self._first + self.end - count - self.begin
         if last + len(states) > most:
             kept = min(last - self._first, most - len(states))

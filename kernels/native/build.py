@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 
 SOURCES = (
-    "layer.c", "attention.h", "embed.h", "limits.h", "linear.h", "matrix.h", "noise.h", "sample.h",
-    "team.h", "vector.h", "workspace.h",
+    "layer.c", "attention.h", "embed.h", "limits.h", "linear.h", "matrix.h", "noise.h",
+    "rounds.h", "sample.h", "team.h", "vector.h", "workspace.h",
 )  # fmt: skip
 NEEDED = frozenset(
     ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "f16c", "fma")

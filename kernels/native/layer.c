@@ -237,7 +237,7 @@ static int furnish(run *r, int members) {
         members * sizeof(bench),
     };
     void *at[7];
-    if (!reserve(r->space, sizes, 7, at)) return 0;
+    if (!reserve(&r->space->step, sizes, 7, at)) return 0;
     r->wide = at[0], r->narrow = at[1], r->pieces = at[5], r->benches = at[6];
     r->rows = (packed_rows){at[2], at[3], at[4], 0};
     r->piece_count = 0;
@@ -258,3 +258,5 @@ int paceline_layers(workspace *space, const model *m, const passage *p, const st
     team_run(space->team, run_layers, &r);
     return 1;
 }
+
+#include "rounds.h" /* which calls what is above */

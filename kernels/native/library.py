@@ -114,6 +114,34 @@ class Choice(Structure):
     )  # fmt: skip
 
 
+class Line(Structure):
+    """A sequence that guesses are wanted for. states: bf16 [count, S], the target's, of the token
+    before each of `count` known ones from position `start` on. origin: where a block begins, before
+    which they see nothing; table: where the block table from there on begins in `Rounds.tables`.
+    guesses: how many are wanted, at least one. finite: afterwards, whether all its states were."""
+
+    _fields_ = (
+        ("states", c_void_p), ("top_k", c_int64), ("seed", c_int64), ("temperature", c_float),
+        ("typical_p", c_float), ("top_p", c_float), ("min_p", c_float), ("count", c_int32),
+        ("start", c_int32), ("origin", c_int32), ("table", c_int32), ("guesses", c_int32),
+        ("finite", c_int32),
+    )  # fmt: skip
+
+
+class Rounds(Structure):
+    """Guesses of a head. passage: with its layers and norms. fuse: of the target's states; output:
+    behind a norm, float32 [H]. ids: int64 [outputs], the tokens that columns stand for. tokens:
+    int64 [rows], of the lines in turn. lines: those that want more guesses come first. guesses:
+    int64 [count, guesses of the first line]."""
+
+    _fields_ = (
+        ("model", POINTER(Model)), ("passage", POINTER(Passage)), ("fuse", POINTER(Matrix)),
+        ("output", POINTER(Matrix)), ("norm", c_void_p), ("ids", c_void_p), ("tokens", c_void_p),
+        ("tables", c_void_p), ("lines", POINTER(Line)), ("guesses", c_void_p), ("count", c_int32),
+        ("rows", c_int32), ("block_size", c_int32), ("blocks", c_int32),
+    )  # fmt: skip
+
+
 @cache
 def library(folder: Path) -> ctypes.CDLL:
     """The compiled kernels, kept in `folder`. Raises build.Unavailable."""
@@ -126,6 +154,7 @@ def library(folder: Path) -> ctypes.CDLL:
     lib.paceline_choose.argtypes = [c_void_p, POINTER(Choice)]
     lib.paceline_finite.argtypes = [c_void_p, c_void_p, c_int, c_int, c_void_p]
     lib.paceline_finite.restype = None
+    lib.paceline_rounds.argtypes = [c_void_p, POINTER(Rounds)]
     return lib
 
 
@@ -144,10 +173,11 @@ class Workspace:
 
     def layers(self, model: Model, passage: Passage, step: Step) -> None:
         """Take a step's rows through layers. Raises IndexError where a token has no embedding."""
-        done = self._lib.paceline_layers(self._address, byref(model), byref(passage), byref(step))
-        if done < 0:
-            raise IndexError("a token has no embedding")
-        _check_memory(done)
+        _check(self._lib.paceline_layers(self._address, byref(model), byref(passage), byref(step)))
+
+    def rounds(self, rounds: Rounds) -> None:
+        """Draw all guesses. Raises IndexError where a known token has no embedding."""
+        _check(self._lib.paceline_rounds(self._address, byref(rounds)))
 
     def linear(
         self, matrix: Matrix, x: Tensor, y: Tensor, norm: Tensor | None = None, eps: float = 0.0
@@ -158,10 +188,10 @@ class Workspace:
         single, half = (at, None) if x.dtype == torch.float32 else (None, at)
         own = None if norm is None else norm.data_ptr()
         inputs = Inputs(single, half, own, y.data_ptr(), len(x), eps)
-        _check_memory(self._lib.paceline_linear(self._address, byref(matrix), byref(inputs)))
+        _check(self._lib.paceline_linear(self._address, byref(matrix), byref(inputs)))
 
     def choose(self, choice: Choice) -> None:
-        _check_memory(self._lib.paceline_choose(self._address, byref(choice)))
+        _check(self._lib.paceline_choose(self._address, byref(choice)))
 
     def finite(self, x: Tensor) -> Tensor:
         """Whether each row of x [N, W] float32, contiguous, holds finite numbers only: bool [N]."""
@@ -171,8 +201,10 @@ class Workspace:
         return found
 
 
-def _check_memory(enough: int) -> None:
-    if not enough:
+def _check(done: int) -> None:
+    if done < 0:
+        raise IndexError("a token has no embedding")
+    if not done:
         raise MemoryError("there is no memory for the step's intermediate results")
 
 

@@ -66,7 +66,7 @@ int paceline_linear(workspace *space, const matrix *w, const inputs *in) {
     const size_t codes = (size_t)in->rows * w->inputs, numbers = codes / GROUP * sizeof(float);
     const size_t sizes[] = {codes, numbers, numbers};
     void *at[3];
-    if (!reserve(space, sizes, 3, at)) return 0;
+    if (!reserve(&space->step, sizes, 3, at)) return 0;
     linear_run r = {w, in, {at[0], at[1], at[2], w->inputs}};
     team_run(space->team, run_linear, &r);
     return 1;

@@ -55,3 +55,14 @@ static inline __m512 gumbel(__m512i bits) {
 #define LN2 0.6931472f
 
 static inline __m512 bit_length(__m512i bits) { return _mm512_getexp_ps(_mm512_cvtepu32_ps(bits)); }
+
+static inline uint64_t mix64(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* The key of the token at a position of a sequence. */
+static inline int64_t noise_key(int64_t seed, int64_t position) {
+    return (int64_t)mix64(mix64((uint64_t)seed) + (uint64_t)(position + 1) * 0x9E3779B97F4A7C15u);
+}

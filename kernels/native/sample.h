@@ -202,7 +202,7 @@ int paceline_choose(workspace *space, const choice *c) {
     const size_t sizes[] = {tasks * sizeof(float), c->rows * sizeof(draw), tasks * sizeof(vote),
                             pools * sizeof(float), pools * sizeof(int64_t)};
     void *at[5];
-    if (!reserve(space, sizes, 5, at)) return 0;
+    if (!reserve(&space->step, sizes, 5, at)) return 0;
     r.peaks = at[0], r.draws = at[1], r.votes = at[2], r.values = at[3], r.weights = at[4];
     team_run(space->team, run_choose, &r);
     for (int row = 0; row < c->rows; row++) {

@@ -1,9 +1,15 @@
 /* Threads that compute together, and memory for what lies between two operations of a call. */
 
+/* Grown as needed, and kept. */
 typedef struct {
-    team *team;
     size_t bytes;
     void *memory;
+} arena;
+
+/* step: what one operation needs; rounds: what outlasts those of rounds.h. */
+typedef struct {
+    team *team;
+    arena step, rounds;
 } workspace;
 
 static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -11,7 +17,7 @@ static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static int larger(int a, int b) { return a > b ? a : b; }
 
 /* Memory for arrays of so many bytes, and where each begins. 0 where there is not enough. */
-static int reserve(workspace *space, const size_t *sizes, int count, void **begins) {
+static int reserve(arena *space, const size_t *sizes, int count, void **begins) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) bytes += rounded(sizes[i]);
     if (space->bytes < bytes) {
@@ -36,6 +42,7 @@ workspace *paceline_workspace(int threads) {
 
 void paceline_workspace_free(workspace *space) {
     team_free(space->team);
-    free(space->memory);
+    free(space->step.memory);
+    free(space->rounds.memory);
     free(space);
 }
