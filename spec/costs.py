@@ -6,7 +6,7 @@ Pure. Filled by `rehearsal`, read and corrected by `pacing`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 _QUICK = 0.1
@@ -112,11 +112,12 @@ class DraftCosts:
 @dataclass(slots=True)
 class Costs:
     """target: a step without its draft, by rows of which each samples. draft: None where no model
-    drafts. gap: seconds from one step to the next while there is work."""
+    drafts. gap: seconds from one step to the next while there is work. look: of one look-up."""
 
     target: Curve
     draft: DraftCosts | None = None
-    gap: float = field(default=0.0)
+    gap: float = 0.0
+    look: float = 5e-5
 
     def plain(self, streams: int) -> float:
         """A step of so many sequences without any draft, with the gap behind it."""
@@ -125,6 +126,11 @@ class Costs:
     def more(self, rows: int, guesses: int) -> float:
         """What so many guesses add to a step of so many rows."""
         return self.target(rows + guesses) - self.target(rows)
+
+    def looked(self, times: int, seconds: float) -> None:
+        """So many look-ups have just taken so long together."""
+        if times:
+            self.look += _SLOW * (min(seconds / times, 1e-3) - self.look)
 
     def waited(self, seconds: float, streams: int) -> None:
         """So long after the last step the next has begun, of so many sequences. Longer than a step

@@ -16,6 +16,9 @@ from .gain import Gain, offers_of
 REVIEW = 8
 """Steps for which draft lengths stay, unless who runs changes."""
 
+KEEN = 1.05
+"""What guessing must promise beside not guessing before it is begun."""
+
 LOYALTY = 1.02
 """What is being done is left only for what promises so much more: estimates waver."""
 
@@ -87,6 +90,11 @@ class Lengths:
         self._explore(candidates, streams, rows)
         return [self._length(it) for it in candidates]
 
+    def rest(self, streams: int) -> None:
+        """A step in which nobody asks, since nothing has changed."""
+        self._purse += PURSE * self._gain.costs.plain(streams)
+        self._left -= 1
+
     def alone(self, slot: int) -> bool:
         """Whether guesses would pay if no other sequence ran, as far as was known of late."""
         return self._sequences[slot].alone
@@ -115,7 +123,7 @@ class Lengths:
         guesses that these could make as many of the likeliest as pay."""
         chances = [self.chances(it.slot, min(self._most, it.most)) for it in candidates]
         held = max((self._sequences[it.slot].length for it in candidates), default=0)
-        best, found = 1.0 if held else LOYALTY, [0] * len(candidates)
+        best, found = 1.0 if held else KEEN, [0] * len(candidates)
         for rounds in range(1, self._most + 1):
             offers = offers_of([own[:rounds] for own in chances])
             drafted = self.seconds(rounds, candidates, 0.0)

@@ -22,6 +22,9 @@ from .plan import Pacing, StepTimes, Undrafted
 DEFAULT_K: dict[Method, int] = {"ngram": 4, "suffix": 8, "draft": 8}
 """Draft tokens a step at most when neither the request nor the server's settings say otherwise."""
 
+REST = 8
+"""Steps between two look-ups of a sequence where they are not worth their time."""
+
 MODEL_K = 4
 """Guesses of a model a step at most, unless the settings or a request that forces it say more."""
 
@@ -67,11 +70,15 @@ class Choice(NamedTuple):
 
 @dataclass(slots=True)
 class _LookedUp:
-    """What became of a sequence's look-ups: by place, for those without claims; and beside what
-    their claims let expect."""
+    """What became of a sequence's look-ups: by place, for those without claims; beside what their
+    claims let expect; and how many tokens one has brought of late, `won` since the last. rest: for
+    how many steps nothing has been looked up."""
 
     own: Own = field(default_factory=Own)
     trusted: Record = field(default_factory=Record)
+    gain: float = 0.5
+    won: int = 0
+    rest: int = 0
 
 
 class Pacer:
@@ -86,11 +93,14 @@ class Pacer:
         self._looked_up: dict[int, _LookedUp] = {}
         self._worth: dict[tuple[int, int], int] = {}
         self._steps = 0
+        self._still: dict[int, Undrafted] = {}
+        self._rest = 0
 
     def open(self, slot: int) -> None:
         """The slot belongs to another sequence now."""
         self._lengths.open(slot)
         self._looked_up[slot] = _LookedUp()
+        self._still = {}
 
     # --- choosing ----------------------------------------------------------------------------
 
@@ -106,12 +116,37 @@ class Pacer:
         """Guesses of look-ups that are less likely to hold cost more than they bring."""
         return self._gain.least(streams, rows)
 
+    def looks(self, slot: int, streams: int) -> bool:
+        """Whether to look guesses up for a sequence: where that has brought less than it takes,
+        only now and then."""
+        known = self._looked_up[slot]
+        if known.gain * self.costs.plain(streams) < self.costs.look * streams:
+            if known.rest < REST:
+                known.rest += 1
+                return False
+            known.rest = 0
+        known.gain += (known.won - known.gain) / REST
+        known.won = 0
+        return True
+
+    def still(self, slots: Sequence[int], streams: int) -> Sequence[Undrafted] | None:
+        """Why these rows, whose look-ups have found nothing, are to have nothing again, as in the
+        step before; None where they must ask, as they have to every few steps."""
+        if not self._rest or self._still.keys() != set(slots):
+            return None
+        self._rest -= 1
+        self._lengths.rest(streams)
+        return [self._still[slot] for slot in slots]
+
     def choose(self, asks: Sequence[Ask], streams: int, rows: int) -> list[Choice]:
         """What each row is to have."""
         looked = [self._chances(ask) for ask in asks]
         lengths = self._model_lengths(asks, streams, rows)
         if not any(lengths) and not any(looked):
-            return [Choice(0, 0, self._reason(ask, (), streams)) for ask in asks]
+            self._still = {ask.slot: self._reason(ask, (), streams) for ask in asks}
+            self._rest = REVIEW - 1
+            return [Choice(0, 0, reason) for reason in self._still.values()]
+        self._still = {}
         guessed = [self._lengths.chances(a.slot, n) for a, n in zip(asks, lengths, strict=True)]
         for i, own in enumerate(looked):
             if sum(own) > sum(guessed[i]):
@@ -167,6 +202,7 @@ class Pacer:
     def found(self, slot: int, claims: Sequence[float] | None, drafted: int, accepted: int) -> None:
         """The same of `drafted` guesses of a look-up, with its claims as in its Ask."""
         known = self._looked_up[slot]
+        known.won += accepted
         if claims is None:
             known.own.judged(self._habit, drafted, accepted)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from .drafter import Drafter, Follower, LookUp, Window
@@ -163,7 +164,13 @@ class Paced:
         step = self._step
         most = self._pacer.worth(step.streams, step.rows)
         least = self._pacer.least(step.streams, step.rows)
-        guesses = [self._look_up(work, min(most, work.wanted), least) for work in works]
+        guesses = self._look_up_all(works, most, least)
+        if not any(guess.tokens for guess in guesses):
+            slots = [work.slot.index for work in works]
+            if (still := self._pacer.still(slots, step.streams)) is not None:
+                for work, reason in zip(works, still, strict=True):
+                    work.undrafted = reason
+                return
         asks = [self._ask(work, guess) for work, guess in zip(works, guesses, strict=True)]
         choices = self._pacer.choose(asks, step.streams, step.rows)
         for work, guess, choice in zip(works, guesses, choices, strict=True):
@@ -175,10 +182,24 @@ class Paced:
             gave_up = choice.undrafted == "nothing" and self._gave_up(work)
             work.undrafted = "sick" if gave_up else choice.undrafted
 
+    def _look_up_all(self, works: Sequence[Work], most: int, least: float) -> list[Guess]:
+        """Guesses for the works for which it is worth looking."""
+        if not most:
+            return [NOTHING] * len(works)
+        begun, looks = perf_counter(), 0
+        guesses = []
+        for work in works:
+            looking = self._pacer.looks(work.slot.index, self._step.streams)
+            looks += looking
+            k = min(most, work.wanted)
+            guesses.append(self._look_up(work, k, least) if looking else NOTHING)
+        self._pacer.costs.looked(looks, perf_counter() - begun)
+        return guesses
+
     def _look_up(self, work: Work, k: int, least: float) -> Guess:
         """Guesses of the work's look-up, or of the one beside its model. They have no odds."""
         look_up = self._look_ups.get(work.slot.method or "suffix", self._look_ups.get("suffix"))
-        if not k or work.rejects or look_up is None:
+        if work.rejects or look_up is None:
             return NOTHING
         return look_up.guess(Window(work.slot, work.end, k, least=least))
 
