@@ -47,6 +47,8 @@ class Executor(Actor):
         self._loop = asyncio.get_running_loop()
         self._stopped = False
         self._flying = 0
+        self._told = True
+        pair.computing = self._tell
 
     def receive(self, message: Message) -> None:
         match message:
@@ -72,16 +74,23 @@ class Executor(Actor):
 
     def _fly(self, plan: StepPlan) -> None:
         """In the launch thread: a step, and its result to the event loop."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.caller.resume)
+        self._told = False
         try:
             if self._stopped:
                 raise RuntimeError("the executor has stopped")
             result: StepDone | StepFailed = self._pair.launch(plan).land()
         except BaseException as error:
             result = self._failure(plan.step, error)
+        self._tell()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.deliver, result)
+
+    def _tell(self) -> None:
+        """In the launch thread: what nobody waits for may be done now. Before, it would be in the
+        way: only one thread runs Python at a time."""
+        if not self._told and not self._loop.is_closed():
+            self._told = True
+            self._loop.call_soon_threadsafe(self.caller.resume)
 
     def _failure(self, step: int, error: BaseException) -> StepFailed:
         kind = self._classify(error)

@@ -7,7 +7,7 @@ one packed forward, chooses and accepts, and moves the counts last of all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import isfinite
@@ -80,6 +80,7 @@ class ModelPair:
         self._ends = ends
         self._grammars = grammars
         self._ended = 0.0
+        self.computing: Callable[[], None] = _nothing
 
     def reset(self) -> None:
         """Forget every slot."""
@@ -157,6 +158,7 @@ class ModelPair:
         self._kv.begin(work.slot.index for work in works)
         batch = assemble([work.feed for work in works], self._target, self._kv)
         laps.append(perf_counter())
+        self.computing()
         hidden, states = self._target.forward_tapped(batch, self._kv.layers, self._drafters.taps)
         parts = torch.split(states, [work.size for work in works])
         for work, own in zip(works, parts, strict=True):
@@ -231,6 +233,10 @@ class ModelPair:
             undrafted=work.undrafted,
             wish=self._drafters.wish(work),
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _stuck(work: Work, drawn: Drawn) -> bool:

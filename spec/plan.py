@@ -6,6 +6,7 @@ StepDone, and the judge turns each row of it into a RowVerdict.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -189,7 +190,11 @@ class Pair(Protocol):
     An opening replaces whatever its slot held before. Openings and blocks are taken first and stay
     taken when the call raises: a plan made anew sends neither again. Nothing else of a slot changes
     then: how much is known and computed moves only as the last act of a step that succeeded.
+
+    computing: called in each launch when it is about to compute for long, without Python.
     """
+
+    computing: Callable[[], None]
 
     def launch(self, plan: StepPlan) -> Flight: ...
 
