@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .acceptance import Habit, Own, Record, Trust
 from .costs import Costs
-from .gain import Gain, offers_of
+from .gain import CAUTION, Gain, offers_of
 from .lengths import REVIEW, Candidate, Lengths
 from .params import MAX_DRAFT, Method
 from .plan import Pacing, StepTimes, Undrafted
@@ -117,10 +117,11 @@ class Pacer:
         return self._gain.least(streams, rows)
 
     def looks(self, slot: int, streams: int) -> bool:
-        """Whether to look guesses up for a sequence: where that has brought less than it takes,
-        only now and then."""
+        """Whether to look guesses up for a sequence: where what that has brought of late, less the
+        rows that it took, is worth less than the time of looking, only now and then."""
         known = self._looked_up[slot]
-        if known.gain * self.costs.plain(streams) < self.costs.look * streams:
+        row = self.costs.more(streams, 1) / CAUTION
+        if known.gain * (self.costs.plain(streams) / streams - row) < self.costs.look:
             if known.rest < REST:
                 known.rest += 1
                 return False
