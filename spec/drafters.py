@@ -58,7 +58,8 @@ class Drafters:
         """So many tokens of the work's draft are the sequence's, as all its known tokens are."""
         method = work.slot.method
         if method and (reader := self._readers.get(method)):
-            reader.learn(work.slot, work.states[: work.count + accepted])
+            kept = work.count + accepted
+            reader.learn(work.slot, work.states if kept == work.size else work.states[:kept])
         if work.draft:
             self._strategy.judged(work, accepted)
 

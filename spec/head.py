@@ -63,8 +63,9 @@ class HeadDrafter(ModelDrafter):
         trail, size = self._trail(slot), self._block_size
         first, reach = trail.end, self._reaches[slot.index]
         trail.add(states)
-        filled = slice(first // size, trail.end // size)
-        if blocks := slot.blocks[filled]:
+        if first // size < trail.end // size:
+            filled = slice(first // size, trail.end // size)
+            blocks = slot.blocks[filled]
             self._tailed.put(blocks, reach.keys(slot.tokens[: trail.end])[filled])
             self._tails[blocks] = states[size - 1 - first % size :: size].to(self._tails.dtype)
         if trail.begin >= reach.end:
@@ -75,8 +76,8 @@ class HeadDrafter(ModelDrafter):
     def _trail(self, slot: Slot) -> Trail:
         """The slot's trail. For a sequence that starts behind shared blocks it begins with the last
         state in them, as soon as its block table is there."""
-        cached = self._cached.pop(slot.index, None)
-        if cached is not None:
+        if slot.index in self._cached:
+            cached = self._cached.pop(slot.index)
             if slot.index not in self._trails:
                 width, dtype = self._unknown.shape[1], self._unknown.dtype
                 self._trails[slot.index] = Trail(2 * LAG + 1, width, dtype, self._unknown.device)

@@ -80,6 +80,17 @@ class _LookedUp:
     won: int = 0
     rest: int = 0
 
+    def looks(self, least: float) -> bool:
+        """Whether to look something up, where it must bring so many tokens to be worth it."""
+        if self.gain < least:
+            if self.rest < REST:
+                self.rest += 1
+                return False
+            self.rest = 0
+        self.gain += (self.won - self.gain) / REST
+        self.won = 0
+        return True
+
 
 class Pacer:
     """most: guesses of a model a step at most. streams, rows: see Gain."""
@@ -116,19 +127,12 @@ class Pacer:
         """Guesses of look-ups that are less likely to hold cost more than they bring."""
         return self._gain.least(streams, rows)
 
-    def looks(self, slot: int, streams: int) -> bool:
-        """Whether to look guesses up for a sequence: where what that has brought of late, less the
+    def looks(self, slots: Sequence[int], streams: int) -> list[bool]:
+        """Whether to look guesses up for sequences: where what that has brought of late, less the
         rows that it took, is worth less than the time of looking, only now and then."""
-        known = self._looked_up[slot]
-        row = self.costs.more(streams, 1) / CAUTION
-        if known.gain * (self.costs.plain(streams) / streams - row) < self.costs.look:
-            if known.rest < REST:
-                known.rest += 1
-                return False
-            known.rest = 0
-        known.gain += (known.won - known.gain) / REST
-        known.won = 0
-        return True
+        token = self.costs.plain(streams) / streams - self.costs.more(streams, 1) / CAUTION
+        least = self.costs.look / token if token > 0.0 else 1e9
+        return [self._looked_up[slot].looks(least) for slot in slots]
 
     def still(self, slots: Sequence[int], streams: int) -> Sequence[Undrafted] | None:
         """Why these rows, whose look-ups have found nothing, are to have nothing again, as in the

@@ -186,14 +186,13 @@ class Paced:
         """Guesses for the works for which it is worth looking."""
         if not most:
             return [NOTHING] * len(works)
-        begun, looks = perf_counter(), 0
-        guesses = []
-        for work in works:
-            looking = self._pacer.looks(work.slot.index, self._step.streams)
-            looks += looking
-            k = min(most, work.wanted)
-            guesses.append(self._look_up(work, k, least) if looking else NOTHING)
-        self._pacer.costs.looked(looks, perf_counter() - begun)
+        looks = self._pacer.looks([work.slot.index for work in works], self._step.streams)
+        begun = perf_counter()
+        guesses = [
+            self._look_up(work, min(most, work.wanted), least) if looking else NOTHING
+            for work, looking in zip(works, looks, strict=True)
+        ]
+        self._pacer.costs.looked(sum(looks), perf_counter() - begun)
         return guesses
 
     def _look_up(self, work: Work, k: int, least: float) -> Guess:

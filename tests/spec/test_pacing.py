@@ -188,11 +188,11 @@ def test_what_was_not_worth_it_is_not_thought_about_every_step() -> None:
 def test_look_ups_that_bring_nothing_are_made_now_and_then() -> None:
     pacer = Pacer(Costs(Curve({1: 1e-3, 64: 2e-3}), look=1e-4))
     pacer.open(0)
-    made = [pacer.looks(0, 4) for _ in range(400)]
+    made = [pacer.looks([0], 4)[0] for _ in range(400)]
     assert made[0]
     assert 30 < sum(made[100:]) < 60
     for _ in range(8):
-        while not pacer.looks(0, 4):
+        while not pacer.looks([0], 4)[0]:
             pass
         pacer.found(0, (0.9,) * 4, 4, 4)
-    assert all(pacer.looks(0, 4) for _ in range(4))
+    assert all(pacer.looks([0], 4)[0] for _ in range(4))
