@@ -92,9 +92,9 @@ class Eager:
 
 @dataclass(slots=True)
 class _Step:
-    """streams: rows that sample. rows: of all kinds, without drafts. drafts: lengths of those that
-    were judged, accepted: their guesses that held. rounds, models, lag: of the model, how far at
-    most, for how many rows, and what they lacked together."""
+    """streams: rows that sample. rows: of all kinds, without drafts. guesses: that were verified,
+    accepted: those that held. rounds, models, lag: of the model, how far at most, for how many
+    rows, and what they lacked together."""
 
     streams: int = 0
     rows: int = 0
