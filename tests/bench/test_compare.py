@@ -20,7 +20,10 @@ from paceline.bench.summary import summarise
 from paceline.bench.turns import Turn
 
 TESTS = Path(__file__).resolve().parents[1]
-PLACES = ("gguf_q4_0", "gguf_q4_1", "gguf_bf16", "model_dir", "openvino_model")
+PLACES = (
+    *("gguf_q4_0", "gguf_q4_1", "gguf_bf16"),
+    *("model_dir", "openvino_model", "random_draft"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -225,8 +228,8 @@ def test_the_peers_that_are_described(path):
 def test_ours_are_commands_that_serve_would_take():
     from paceline.cli import main as paceline
 
-    for name in ("paceline", "paceline-off"):
-        words = read(name).filled({"port": "0"}).command
+    for name in ("paceline", "paceline-off", "paceline-bf16", "paceline-random-draft"):
+        words = read(name).filled({"port": "0", "random_draft": "none"}).command
         assert words[:4] == [sys.executable, "-m", "paceline", "serve"]
         assert paceline([*words[3:], "--print-config"]) == 0
 
