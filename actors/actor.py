@@ -1,7 +1,7 @@
 """The actor: a mailbox, a handler that never awaits, and one act after each drain.
 
 `Post` is the address book through which everything is sent. Every actor subclasses `Actor`;
-`rounds` serves them.
+the `pump` serves them.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from .launch import LaunchThread
 from .metrics import Metrics
 from .outbox import Outboxes
 from .planner import Limits, Planner
+from .pump import Pump
 from .recording import Recorder, TapeRecorder
-from .rounds import Rounds
 from .sampler import Sampler
 from .scheduler import Scheduler, microseconds
 from .streamer import Streamer
@@ -104,7 +104,7 @@ class Supervisor:
         )
         self.failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._actors: list[Actor] = []
-        self._rounds: Rounds
+        self._pump: Pump
         self._executor: Executor
         self._recovery: asyncio.Task[None] | None = None
         self._rebuilds: deque[float] = deque()
@@ -150,7 +150,7 @@ class Supervisor:
             Sampler(post, parts.ends, metrics),
             Streamer(post, parts.decode, self._outboxes),
         ]
-        self._rounds = Rounds(self._actors, self._actor_failed)
+        self._pump = Pump(self._actors, self._actor_failed)
         for actor in self._actors:
             post.register(actor.name, actor)
 
@@ -162,7 +162,7 @@ class Supervisor:
     async def _tear_down(self) -> None:
         """End the actors and wait until the launch thread is idle."""
         self._executor.stop()
-        self._rounds.stop()
+        self._pump.stop()
         for actor in self._actors:
             actor.close()
         await asyncio.wrap_future(self._parts.launch.submit(self._parts.pair.reset))

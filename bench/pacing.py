@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..spec.costs import Costs, Curve, DraftCosts
-from ..spec.pacing import Ask, Choice, Pacer
+from ..spec.pacing import Ask, Grant, Pacer
 from ..spec.plan import StepTimes
 
 FIXED = (0, 1, 2, 3, 4, 8)
@@ -125,10 +125,10 @@ class Policy:
     def open(self, slot: int) -> None:
         pass
 
-    def choose(self, asks: Sequence[Ask], streams: int) -> list[Choice]:
+    def choose(self, asks: Sequence[Ask], streams: int) -> list[Grant]:
         raise NotImplementedError
 
-    def judged(self, slot: int, ask: Ask, choice: Choice, accepted: int) -> None:
+    def judged(self, slot: int, ask: Ask, grant: Grant, accepted: int) -> None:
         pass
 
     def landed(self, streams: int, guesses: int, accepted: int, times: StepTimes) -> None:
@@ -141,9 +141,9 @@ class Fixed(Policy):
     def __init__(self, k: int) -> None:
         self._k = k
 
-    def choose(self, asks: Sequence[Ask], streams: int) -> list[Choice]:
+    def choose(self, asks: Sequence[Ask], streams: int) -> list[Grant]:
         return [
-            Choice(looked_up=min(ask.looked_up, self._k)) if ask.looked_up else Choice(0, self._k)
+            Grant(looked_up=min(ask.looked_up, self._k)) if ask.looked_up else Grant(0, self._k)
             for ask in asks
         ]
 
@@ -157,14 +157,14 @@ class Paced(Policy):
     def open(self, slot: int) -> None:
         self.pacer.open(slot)
 
-    def choose(self, asks: Sequence[Ask], streams: int) -> list[Choice]:
+    def choose(self, asks: Sequence[Ask], streams: int) -> list[Grant]:
         return self.pacer.choose(asks, streams, streams)
 
-    def judged(self, slot: int, ask: Ask, choice: Choice, accepted: int) -> None:
-        if choice.model:
-            self.pacer.guessed(slot, choice.model, accepted)
-        elif choice.looked_up:
-            self.pacer.found(slot, ask.claims, choice.looked_up, accepted)
+    def judged(self, slot: int, ask: Ask, grant: Grant, accepted: int) -> None:
+        if grant.model:
+            self.pacer.guessed(slot, grant.model, accepted)
+        elif grant.looked_up:
+            self.pacer.found(slot, ask.claims, grant.looked_up, accepted)
 
     def landed(self, streams: int, guesses: int, accepted: int, times: StepTimes) -> None:
         self.pacer.landed(streams, streams, guesses, accepted, times)
@@ -193,17 +193,17 @@ class Run:
         made, seconds = 0, 0.0
         while made < tokens:
             asks = [self._ask(slot, stream) for slot, stream in enumerate(running)]
-            choices = policy.choose(asks, self.streams)
+            grants = policy.choose(asks, self.streams)
             guesses, accepted = 0, 0
-            for slot, (stream, ask, choice) in enumerate(zip(running, asks, choices, strict=True)):
-                held = self._judge(stream, choice)
-                guesses += choice.model + choice.looked_up
+            for slot, (stream, ask, grant) in enumerate(zip(running, asks, grants, strict=True)):
+                held = self._judge(stream, grant)
+                guesses += grant.model + grant.looked_up
                 accepted += held
-                policy.judged(slot, ask, choice, held)
+                policy.judged(slot, ask, grant, held)
                 stream.done += held + 1
                 if stream.done >= stream.left:
                     running[slot] = self._arrive(slot, policy)
-            models = [choice.model for choice in choices if choice.model]
+            models = [grant.model for grant in grants if grant.model]
             assert real.draft
             draft = real.draft.seconds(max(models, default=0), len(models)) * self._wobble()
             forward = real.target(self.streams + guesses) * self._wobble()
@@ -222,10 +222,10 @@ class Run:
         found = min(room, self._random.randint(2, 8)) if self._random.random() < text.found else 0
         return Ask(slot, room, (text.claim,) * found, found, model=True)
 
-    def _judge(self, stream: _Stream, choice: Choice) -> int:
-        count = choice.looked_up or choice.model
+    def _judge(self, stream: _Stream, grant: Grant) -> int:
+        count = grant.looked_up or grant.model
         for place in range(count):
-            chance = stream.now().truth if choice.looked_up else stream.hold(place)
+            chance = stream.now().truth if grant.looked_up else stream.hold(place)
             if self._random.random() >= chance:
                 return place
         return count

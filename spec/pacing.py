@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from .acceptance import Habit, Own, Record, Trust
 from .costs import Costs
+from .draft_lengths import REVIEW, Candidate, DraftLengths
 from .gain import CAUTION, Gain, offers_of
-from .lengths import REVIEW, Candidate, Lengths
 from .params import MAX_DRAFT, Method
 from .plan import Pacing, StepTimes, Undrafted
 
@@ -60,7 +60,7 @@ class Ask(NamedTuple):
     lag: int = 0
 
 
-class Choice(NamedTuple):
+class Grant(NamedTuple):
     """Guesses for an Ask: so many of the look-up's, or of the model. undrafted: why neither."""
 
     looked_up: int = 0
@@ -98,7 +98,7 @@ class Pacer:
     def __init__(self, costs: Costs, most: int = MODEL_K) -> None:
         self.costs = costs
         self._gain = Gain(costs)
-        self._lengths = Lengths(self._gain, most)
+        self._lengths = DraftLengths(self._gain, most)
         self._habit = Habit()
         self._trust = Trust()
         self._looked_up: dict[int, _LookedUp] = {}
@@ -143,14 +143,14 @@ class Pacer:
         self._lengths.rest(streams)
         return [self._still[slot] for slot in slots]
 
-    def choose(self, asks: Sequence[Ask], streams: int, rows: int) -> list[Choice]:
+    def choose(self, asks: Sequence[Ask], streams: int, rows: int) -> list[Grant]:
         """What each row is to have."""
         looked = [self._chances(ask) for ask in asks]
         lengths = self._model_lengths(asks, streams, rows)
         if not any(lengths) and not any(looked):
             self._still = {ask.slot: self._reason(ask, (), streams) for ask in asks}
             self._rest = REVIEW - 1
-            return [Choice(0, 0, reason) for reason in self._still.values()]
+            return [Grant(0, 0, reason) for reason in self._still.values()]
         self._still = {}
         guessed = [self._lengths.chances(a.slot, n) for a, n in zip(asks, lengths, strict=True)]
         for i, own in enumerate(looked):
@@ -167,7 +167,7 @@ class Pacer:
         for _, i in offers[:taken]:
             counts[i] += 1
         return [
-            Choice(count, length, None if count + length else self._reason(ask, own, streams))
+            Grant(count, length, None if count + length else self._reason(ask, own, streams))
             for ask, own, count, length in zip(asks, looked, counts, lengths, strict=True)
         ]
 

@@ -172,15 +172,15 @@ class Paced:
                     work.undrafted = reason
                 return
         asks = [self._ask(work, guess) for work, guess in zip(works, guesses, strict=True)]
-        choices = self._pacer.choose(asks, step.streams, step.rows)
-        for work, guess, choice in zip(works, guesses, choices, strict=True):
-            if choice.model:
-                tasks.append(Task(work, choice.model))
-            elif choice.looked_up:
+        grants = self._pacer.choose(asks, step.streams, step.rows)
+        for work, guess, grant in zip(works, guesses, grants, strict=True):
+            if grant.model:
+                tasks.append(Task(work, grant.model))
+            elif grant.looked_up:
                 method = work.slot.method if work.slot.method in self._look_ups else "suffix"
-                work.take(guess.tokens[: choice.looked_up], method, claims=guess.claims)
-            gave_up = choice.undrafted == "nothing" and self._gave_up(work)
-            work.undrafted = "sick" if gave_up else choice.undrafted
+                work.take(guess.tokens[: grant.looked_up], method, claims=guess.claims)
+            gave_up = grant.undrafted == "nothing" and self._gave_up(work)
+            work.undrafted = "sick" if gave_up else grant.undrafted
 
     def _look_up_all(self, works: Sequence[Work], most: int, least: float) -> list[Guess]:
         """Guesses for the works for which it is worth looking."""

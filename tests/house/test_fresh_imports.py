@@ -22,7 +22,7 @@ PURE_SPEC = {
         "costs",
         "acceptance",
         "gain",
-        "lengths",
+        "draft_lengths",
     ),
     *("grammar", "grammar_compiler", "grammar_schema", "grammar_text", "grammar_trial"),
 }

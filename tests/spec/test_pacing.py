@@ -44,9 +44,9 @@ def test_a_draft_that_becomes_good_is_taken_up_again() -> None:
     used = [0, 0]
     for step in range(4000):
         good = step >= 1000
-        [choice] = pacer.choose([Ask(0, 8, model=True)], 1, 1)
-        if choice.model:
-            pacer.guessed(0, choice.model, choice.model if good else 0)
+        [grant] = pacer.choose([Ask(0, 8, model=True)], 1, 1)
+        if grant.model:
+            pacer.guessed(0, grant.model, grant.model if good else 0)
             used[good] += 1
     assert used[0] < 150
     assert used[1] > 1500
@@ -78,11 +78,11 @@ def test_nobody_gets_more_than_there_is(
         wishes.append(Ask(slot, most, tuple(claims), len(claims), model, lag))
     streams = len(wishes) + others
     for _ in range(3):
-        for ask, choice in zip(wishes, pacer.choose(wishes, streams, streams), strict=True):
-            assert not (choice.model and choice.looked_up)
-            assert choice.model <= (ask.most if ask.model else 0)
-            assert choice.looked_up <= min(ask.most, ask.looked_up)
-            assert (choice.undrafted is None) == bool(choice.model + choice.looked_up)
+        for ask, grant in zip(wishes, pacer.choose(wishes, streams, streams), strict=True):
+            assert not (grant.model and grant.looked_up)
+            assert grant.model <= (ask.most if ask.model else 0)
+            assert grant.looked_up <= min(ask.most, ask.looked_up)
+            assert (grant.undrafted is None) == bool(grant.model + grant.looked_up)
 
 
 def test_the_more_streams_the_fewer_guesses_each() -> None:
@@ -103,9 +103,9 @@ def test_under_load_the_likeliest_guesses_get_the_room() -> None:
     for slot in range(8):
         pacer.open(slot)
     asks = [Ask(slot, 4, (0.97,) * 4 if slot < 2 else (0.4,) * 4, 4) for slot in range(8)]
-    choices = pacer.choose(asks, 8, 8)
-    assert all(choice.looked_up >= 2 for choice in choices[:2])
-    assert all(choice.undrafted == "load" for choice in choices[2:])
+    grants = pacer.choose(asks, 8, 8)
+    assert all(grant.looked_up >= 2 for grant in grants[:2])
+    assert all(grant.undrafted == "load" for grant in grants[2:])
 
 
 def test_why_nothing_is_guessed() -> None:
@@ -172,7 +172,7 @@ def test_what_was_not_worth_it_is_not_thought_about_every_step() -> None:
         pacer.open(slot)
     asks = [Ask(slot, 8) for slot in range(2)]
     assert pacer.still([0, 1], 2) is None
-    assert [choice.undrafted for choice in pacer.choose(asks, 2, 2)] == ["nothing"] * 2
+    assert [grant.undrafted for grant in pacer.choose(asks, 2, 2)] == ["nothing"] * 2
     rests = 0
     while (still := pacer.still([0, 1], 2)) is not None:
         assert list(still) == ["nothing"] * 2

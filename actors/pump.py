@@ -1,4 +1,4 @@
-"""Rounds: who has mail is served, one after the other, in one callback of the event loop.
+"""The pump: who has mail is served, one after the other, in one callback of the event loop.
 
 What follows from a message is done before the loop turns to anything else, so a step's way from the
 launch thread through judging and planning back to it costs no detour. The patient come after all
@@ -18,8 +18,8 @@ MOST = 100
 half a dozen."""
 
 
-class Rounds:
-    """Serves `actors`. The first exception of one of them ends the rounds for all, and `failed` is
+class Pump:
+    """Serves `actors`. The first exception of one of them ends it for all, and `failed` is
     told."""
 
     def __init__(self, actors: Sequence[Actor], failed: Callable[[Actor, Exception], None]) -> None:

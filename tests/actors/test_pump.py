@@ -6,7 +6,7 @@ import asyncio
 
 from paceline.actors.actor import Actor, Post
 from paceline.actors.messages import Wake
-from paceline.actors.rounds import MOST, Rounds
+from paceline.actors.pump import MOST, Pump
 
 MAIL = Wake()
 
@@ -47,7 +47,7 @@ class Stage:
         self.players = {n: Player(post, n, self.log, patient=n in patient) for n in names}
         for name, player in self.players.items():
             post.register(name, player)
-        self.rounds = Rounds(
+        self.pump = Pump(
             list(self.players.values()), lambda a, e: self.failures.append((a.name, str(e)))
         )
 
@@ -92,14 +92,14 @@ async def test_who_delivers_sees_it_done():
 async def test_the_patient_wait_while_they_are_held():
     stage = Stage("a", "p", patient="p")
     stage["a"].sends = ["p"]
-    stage.rounds.hold()
+    stage.pump.hold()
     stage["a"].deliver(MAIL)
     stage["p"].send(MAIL)
     await turn()
     assert stage.log == ["a gets", "a settles"]
     stage["a"].deliver(MAIL)
     assert stage.log[-1] == "a settles", "everybody else goes on"
-    stage.rounds.resume()
+    stage.pump.resume()
     assert stage.log[4:] == ["p gets", "p gets", "p settles", "a reflects", "p reflects"]
 
 
@@ -115,7 +115,7 @@ async def test_two_that_never_stop_writing_to_each_other_leave_the_loop_to_other
     assert not any("reflects" in entry for entry in stage.log)
 
 
-async def test_an_exception_ends_the_rounds_for_all_and_is_told_once():
+async def test_an_exception_ends_it_for_all_and_is_told_once():
     stage = Stage("a", "b")
     stage["a"].sends = ["b"]
     stage["b"].fails = "receive"
@@ -124,7 +124,7 @@ async def test_an_exception_ends_the_rounds_for_all_and_is_told_once():
     assert stage.failures == [("b", "a bug")]
     stage["a"].send(MAIL)
     stage["a"].deliver(MAIL)
-    stage.rounds.resume()
+    stage.pump.resume()
     await turn()
     assert stage.failures == [("b", "a bug")]
     assert stage.log == ["a gets", "a settles", "b gets"]
@@ -142,7 +142,7 @@ async def test_an_exception_while_counting_is_an_actors_too():
 async def test_after_the_end_nobody_is_served():
     stage = Stage("a")
     stage["a"].send(MAIL)
-    stage.rounds.stop()
+    stage.pump.stop()
     stage["a"].send(MAIL)
     await turn()
     assert stage.log == []

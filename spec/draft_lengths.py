@@ -52,7 +52,7 @@ class _Sequence:
     alone: bool = False
 
 
-class Lengths:
+class DraftLengths:
     """most: guesses a step at most."""
 
     def __init__(self, gain: Gain, most: int) -> None:
