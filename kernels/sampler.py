@@ -6,12 +6,25 @@ the batch nor on what else this process computes. `spec` calls it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .sample import choose
+
+
+class Limits(NamedTuple):
+    """Parameters of N rows of logits, one tensor [N] each: see sample.choose."""
+
+    temperature: Tensor
+    typical_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    def to(self, device: torch.device) -> Limits:
+        return Limits(*(limit.to(device) for limit in self))
 
 
 class Sampler(Protocol):
@@ -21,15 +34,7 @@ class Sampler(Protocol):
     def by_token(self) -> bool: ...
 
     def choose(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        typical_p: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        min_p: Tensor,
-        keys: Tensor,
-        tokens: Tensor | None = None,
+        self, logits: Tensor, limits: Limits, keys: Tensor, tokens: Tensor | None = None
     ) -> Tensor:
         """One column per row, int64 [N]: see sample.choose. tokens: int64 [V], the tokens that the
         columns stand for, whose noise they get; None: column i is token i."""
@@ -46,18 +51,10 @@ class PlainSampler:
     by_token = False
 
     def choose(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        typical_p: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        min_p: Tensor,
-        keys: Tensor,
-        tokens: Tensor | None = None,
+        self, logits: Tensor, limits: Limits, keys: Tensor, tokens: Tensor | None = None
     ) -> Tensor:
         assert tokens is None, "this sampler knows no tokens but the columns"
-        return choose(logits, temperature, typical_p, top_k, top_p, min_p, keys)
+        return choose(logits, *limits, keys)
 
     def finite(self, x: Tensor) -> Tensor:
         # A sum carries any other number along, and is far cheaper than a test of every element.

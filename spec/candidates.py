@@ -17,7 +17,7 @@ from ..kernels.limits import COLDEST
 from ..kernels.noise import gumbel
 from ..kernels.sample import argmax
 from ..kernels.sampler import PLAIN, Sampler
-from .controls import Limits, Sites, keys_for, noise_keys
+from .controls import Sites, keys_for, limits_of, noise_keys
 
 MOST = 256
 """Candidates of a guess. Chance reaches further down where odds are flat, and there a draft is of
@@ -34,8 +34,8 @@ def guess(
     distribution, is then left out of account.
     """
     if sampler.by_token:
-        limits, keys = Limits.of(sites), keys_for(sites, logits.device)
-        sure: list[int] = ids[sampler.choose(logits, *limits, keys, tokens=ids)].tolist()
+        limits, keys = limits_of(sites), keys_for(sites, logits.device)
+        sure: list[int] = ids[sampler.choose(logits, limits, keys, ids)].tolist()
         return sure
     params = [site.params for site in sites]
     if all(p.greedy for p in params):
@@ -44,7 +44,7 @@ def guess(
     values, columns = logits.float().topk(min(MOST, logits.shape[1]), dim=1)
     tokens = ids[columns]
     cold = torch.tensor([p.greedy for p in params], device=logits.device)[:, None]
-    heat, _, top_k, top_p, min_p = (limit[:, None] for limit in Limits.of(sites).to(logits.device))
+    heat, _, top_k, top_p, min_p = (limit[:, None] for limit in limits_of(sites).to(logits.device))
     top_k = torch.where(cold, 1, top_k).clamp(max=values.shape[1])
     scaled = values / heat.clamp_min(COLDEST)
     # As with the target, equal logits stay or go together: every limit is the least that stays.

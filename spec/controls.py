@@ -10,7 +10,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ..kernels.limits import COLDEST, bounds
 from ..kernels.noise import key_at, noise_key
-from ..kernels.sampler import PLAIN, Sampler
+from ..kernels.sampler import PLAIN, Limits, Sampler
 from .params import SamplingParams
 from .slots import Slot
 
@@ -80,27 +79,14 @@ def noise_keys(sites: Sequence[Sites]) -> NDArray[np.int64]:
     return noise_key(np.repeat(seeds, counts), np.repeat(starts, counts) + offsets)
 
 
-class Limits(NamedTuple):
-    """Parameters of the sampler for N rows of logits, one tensor [N] each."""
-
-    temperature: Tensor
-    typical_p: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-    @classmethod
-    def of(cls, sites: Sequence[Sites]) -> Limits:
-        """Those of the sites' rows, on the host."""
-        params = [p for p, count in ((s.params, s.count) for s in sites) for _ in range(count)]
-        some = [(p.temperature, p.typical_p, p.top_p, p.min_p) for p in params]
-        columns = torch.from_numpy(np.array(some, np.float32).T.copy())
-        temperature, typical_p, top_p, min_p = columns.unbind()
-        top_k = torch.from_numpy(np.array([p.top_k for p in params], np.int64))
-        return cls(temperature, typical_p, top_k, top_p, min_p)
-
-    def to(self, device: torch.device) -> Limits:
-        return Limits(*(limit.to(device) for limit in self))
+def limits_of(sites: Sequence[Sites]) -> Limits:
+    """The parameters of the sites' rows, on the host."""
+    params = [p for p, count in ((s.params, s.count) for s in sites) for _ in range(count)]
+    some = [(p.temperature, p.typical_p, p.top_p, p.min_p) for p in params]
+    columns = torch.from_numpy(np.array(some, np.float32).T.copy())
+    temperature, typical_p, top_p, min_p = columns.unbind()
+    top_k = torch.from_numpy(np.array([p.top_k for p in params], np.int64))
+    return Limits(temperature, typical_p, top_k, top_p, min_p)
 
 
 class Choices:
@@ -149,7 +135,7 @@ class Choices:
         """The distributions [count, V] float32 that site i, which is not greedy, is drawn from.
         Where no token is allowed there is none; what stands there instead means nothing."""
         p, rows = self.sites[i].params, self.rows(i)
-        limits = Limits.of([self.sites[i]]).to(rows.device)
+        limits = limits_of([self.sites[i]]).to(rows.device)
         scaled = rows.float() / limits.temperature.clamp_min(COLDEST)[:, None]
         if p.typical_p < 1.0 or p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0:
             least, most = bounds(rows, *limits)[:, :, None].unbind(1)
@@ -164,7 +150,7 @@ class Choices:
 
     def _draw(self, logits: Tensor, members: Sequence[int]) -> Tensor:
         sites = [self.sites[i] for i in members]
-        return self._sampler.choose(logits, *Limits.of(sites), keys_for(sites, logits.device))
+        return self._sampler.choose(logits, limits_of(sites), keys_for(sites, logits.device))
 
 
 def keys_for(sites: Sequence[Sites], device: torch.device) -> Tensor:

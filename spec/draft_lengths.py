@@ -16,7 +16,7 @@ from .gain import Gain, offers_of
 REVIEW = 8
 """Steps for which draft lengths stay, unless who runs changes."""
 
-KEEN = 1.05
+KEEN = 1.03
 """What guessing must promise beside not guessing before it is begun."""
 
 LOYALTY = 1.02
@@ -143,14 +143,15 @@ class DraftLengths:
         return found
 
     def _explore(self, candidates: Sequence[Candidate], streams: int, rows: int) -> None:
-        """Let a model guess for a sequence for which that seems not to pay, if it could and the
-        time set aside for it suffices. What is learnt of one counts for all."""
+        """Let a model guess for a sequence where that seems not to pay, if it could for all of them
+        and the time set aside for it suffices. What is learnt of one counts for all."""
         known = [self._sequences[it.slot] for it in candidates]
         if not known or any(it.length or it.burst for it in known):
             return
-        nearest = min(candidates, key=lambda it: it.lag)
-        if self._gain.rate(streams, rows, 1, MOST, self.seconds(1, [nearest], 0.0)) < 1.0:
+        many, drafted = len(candidates), self.seconds(1, candidates, 0.0)
+        if self._gain.rate(streams, rows, many, MOST * many, drafted) < 1.0:
             return
+        nearest = min(candidates, key=lambda it: it.lag)
         cost = self.seconds(1, [nearest], 1 / BURST) + self._gain.costs.more(rows, 1)
         if self._purse >= BURST * cost:
             self._purse = 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..sampler import Limits
 from .library import Choice, Workspace
 
 
@@ -23,15 +24,7 @@ class NativeSampler:
         self._space = space
 
     def choose(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        typical_p: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        min_p: Tensor,
-        keys: Tensor,
-        tokens: Tensor | None = None,
+        self, logits: Tensor, limits: Limits, keys: Tensor, tokens: Tensor | None = None
     ) -> Tensor:
         """One column per row, int64 [N], of logits [N, V] float32: see kernels.sample.choose.
 
@@ -42,7 +35,8 @@ class NativeSampler:
         if logits.stride(1) != 1:
             logits = logits.contiguous()
         rows, width = logits.shape
-        shares = [_of(t, torch.float32) for t in (temperature, typical_p, top_p, min_p)]
+        heat, typical_p, top_k, top_p, min_p = limits
+        shares = [_of(t, torch.float32) for t in (heat, typical_p, top_p, min_p)]
         counts = [_of(t, torch.int64) for t in (top_k, keys)]
         chosen = torch.empty(rows, dtype=torch.int64)
         choice = Choice(

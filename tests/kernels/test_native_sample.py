@@ -18,6 +18,7 @@ from paceline.kernels.native.library import Workspace, library
 from paceline.kernels.native.sampler import NativeSampler
 from paceline.kernels.noise import gumbel, noise_key
 from paceline.kernels.sample import choose
+from paceline.kernels.sampler import Limits
 from paceline.models.cache import default_cache_dir
 
 FOLDER = default_cache_dir() / "native"
@@ -42,16 +43,14 @@ class Rules:
     min_p: float = 0.0
 
 
-def parameters(rules: list[Rules]) -> list[Tensor]:
-    return [torch.tensor(column) for column in zip(*map(astuple, rules), strict=True)]
+def parameters(rules: list[Rules]) -> Limits:
+    return Limits(*map(torch.tensor, zip(*map(astuple, rules), strict=True)))
 
 
 def pick(
     logits: Tensor, rules: list[Rules], keys: Tensor, tokens: Tensor | None = None, threads: int = 2
 ) -> list[int]:
-    chosen: list[int] = (
-        sampler(threads).choose(logits, *parameters(rules), keys, tokens=tokens).tolist()
-    )
+    chosen: list[int] = sampler(threads).choose(logits, parameters(rules), keys, tokens).tolist()
     return chosen
 
 

@@ -9,7 +9,7 @@ import torch
 
 from paceline.kernels.sample import choose
 from paceline.spec.candidates import MOST, guess
-from paceline.spec.controls import Limits, Sites, noise_keys
+from paceline.spec.controls import Sites, limits_of, noise_keys
 from paceline.spec.params import SamplingParams
 from paceline.spec.plan import Opening
 from paceline.spec.slots import Slots
@@ -35,7 +35,7 @@ def sites_of(random: Random, count: int, **fixed) -> list[Sites]:
 
 def chosen(logits: torch.Tensor, sites: list[Sites]) -> list[int]:
     keys = torch.from_numpy(noise_keys(sites))
-    return choose(logits, *Limits.of(sites), keys).tolist()
+    return choose(logits, *limits_of(sites), keys).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,10 +12,10 @@ from paceline.spec.pacing import Ask, Pace, Pacer
 from paceline.spec.params import MAX_DRAFT
 from paceline.spec.plan import StepTimes
 
-TOKENS = 4000
+TOKENS = 8000
 
 
-@pytest.mark.parametrize("streams", [1, 4, 16])
+@pytest.mark.parametrize("streams", [1, 4, 8, 16, 32])
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("box", BOXES)
 def test_paced_against_off_and_against_the_best_length(box: str, text: str, streams: int) -> None:
@@ -24,8 +24,8 @@ def test_paced_against_off_and_against_the_best_length(box: str, text: str, stre
     run = Run(BOXES[box], TEXTS[text], streams, seed=3)
     fixed = [run.rate(Fixed(k), TOKENS) for k in FIXED]
     paced = run.rate(Paced(BOXES[box].costs(Errors(5))), TOKENS)
-    assert paced >= 0.965 * fixed[0]
-    assert paced >= 0.92 * max(fixed)  # which has been chosen knowing how it ends
+    assert paced >= 0.97 * fixed[0]
+    assert paced >= 0.95 * max(fixed)  # which has been chosen knowing how it ends
 
 
 def test_costs_that_were_measured_wrong_are_found_out() -> None:
@@ -34,7 +34,7 @@ def test_costs_that_were_measured_wrong_are_found_out() -> None:
     free = dict.fromkeys(box.first, 0.01)
     seemed = Box({rows: 2.5 + 0.01 * rows for rows in box.target}, free, free)
     run = Run(box, TEXTS["random"], 8, seed=3)
-    assert run.rate(Paced(seemed.costs()), 20_000) > 0.9 * run.rate(Fixed(0), 20_000)
+    assert run.rate(Paced(seemed.costs()), 20_000) > 0.94 * run.rate(Fixed(0), 20_000)
 
 
 def test_a_draft_that_becomes_good_is_taken_up_again() -> None:
